@@ -1,0 +1,86 @@
+# Everything a person or a machine does with this tree, one target each: `make help`.
+#
+#   PGVER=15                 PostgreSQL major to build for and test with
+#   PG_CONFIG=/path/to/it    the exact pg_config; wins over PGVER
+#   DESTDIR=/some/root       install below this folder (packagers)
+#   TESTS="a b"              only these files of a suite, without their suffix
+#   ACCEPT=1                 let regress/isolation results become the expected output
+#   KEEP=1                   leave the cluster of `make demo` running
+#
+# The work is done by scripts/*.sh. Prerequisites: Debian 12 (or a relative of it), make, Rust 1.95 (rustup), and to
+# be root or to have sudo. `make demo`, `make test` and `make lint` install what else they need; `make build` and
+# `make install` install nothing but the extension.
+
+SHELL := bash
+.DEFAULT_GOAL := build
+.NOTPARALLEL:
+
+export PGVER PG_CONFIG DESTDIR TESTS ACCEPT KEEP
+
+SUITES := unit fuzz-smoke regress isolation tap
+
+.PHONY: help setup build install uninstall installcheck demo test $(SUITES) lint fmt clean distclean env
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@sed -n 's/^#   \([A-Z]\)/  \1/p' $(MAKEFILE_LIST)
+
+build: ## build the library and the SQL into target/package/pgNN (the default)
+	@scripts/build.sh
+
+install: ## build, then copy into the PostgreSQL of PG_CONFIG, below DESTDIR if set
+	@scripts/install.sh
+
+uninstall: ## remove what `make install` copied
+	@scripts/install.sh --uninstall
+
+installcheck: ## regression tests against the running server that PGHOST, PGPORT, PGUSER name
+	@scripts/installcheck.sh
+
+demo: ## the story on real input, in a throw-away cluster (KEEP=1 leaves it running)
+	@scripts/setup.sh build
+	@scripts/install.sh
+	@scripts/demo.sh
+
+test: ## every suite: unit, fuzz-smoke, regress, isolation, tap
+	@scripts/setup.sh build tap fuzz
+	@scripts/test.sh $(SUITES)
+
+unit: ## the pure crate: unit tests, property tests, published vectors
+	@scripts/setup.sh build
+	@scripts/test.sh unit
+
+fuzz-smoke: ## the fuzz target of the canonical form, for FUZZ_SECONDS (20)
+	@scripts/setup.sh build fuzz
+	@scripts/test.sh fuzz-smoke
+
+regress: ## SQL and expected output, without and with shared_preload_libraries
+	@scripts/setup.sh build
+	@scripts/test.sh regress
+
+isolation: ## one spec per race
+	@scripts/setup.sh build
+	@scripts/test.sh isolation
+
+tap: ## whole-server tests: worker, crash, dump, standby, roles
+	@scripts/setup.sh build tap
+	@scripts/test.sh tap
+
+lint: ## rustfmt, clippy, rustdoc, pgspot, shellcheck; warnings are errors
+	@scripts/setup.sh build lint
+	@scripts/lint.sh
+
+fmt: ## format the Rust code
+	cargo fmt --all
+
+setup: ## what demo, test and lint do first: system packages and cargo-pgrx
+	@scripts/setup.sh build tap fuzz lint
+
+env: ## shell lines that make plain cargo commands share these builds: eval "$$(make -s env)"
+	@scripts/build.sh --env
+
+clean: ## remove what was built, keep the tools
+	@scripts/build.sh --clean
+
+distclean: ## remove ./target altogether
+	rm -rf target crates/core/fuzz/target

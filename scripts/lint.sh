@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Every lint, all of them even if one fails: shellcheck, rustfmt, clippy, rustdoc, and pgspot over the SQL that
+# CREATE EXTENSION runs. A warning is an error.
+# shellcheck source=scripts/lib.sh
+source "$(dirname "$0")/lib.sh"
+pg_resolve
+mapfile -t features < <(cargo_features)
+
+PGSPOT_VERSION=0.9.4
+# pgspot reads SQL with PostgreSQL's own parser, which pglast brings.
+PGLAST_VERSION=7.21
+
+# The build flags of `cargo pgrx package`: with the same ones the build scripts (bindgen above all) run once for both.
+# Only check and doc builds use them here.
+like_pgrx=(--config
+    "target.'cfg(all(target_family = \"unix\", not(target_os = \"macos\")))'.rustflags = [\"-C\", \"link-arg=-Wl,--no-gc-sections\"]")
+
+lint_shell() { shellcheck -x scripts/*.sh demo/*.sh crates/core/fuzz/*.sh .ci/run; }
+
+lint_format() { cargo fmt --all --check; }
+
+lint_clippy() {
+    # After the word clippy: before it, cargo would not pass them on.
+    cargo clippy "${like_pgrx[@]}" --release --workspace --all-targets "${features[@]}" -- -D warnings
+}
+
+lint_doc() {
+    RUSTDOCFLAGS='-D warnings' cargo "${like_pgrx[@]}" doc --release --workspace --no-deps --document-private-items \
+        "${features[@]}"
+}
+
+# No code is ignored. One procedure has no search_path of its own, because a procedure with a SET clause may not COMMIT
+# and this one commits between batches; every name in it is qualified, which the other checks see to.
+lint_sql() {
+    local venv=$TARGET_DIR/pgspot-$PGSPOT_VERSION script
+    if [[ ! -x $venv/bin/pgspot ]]; then
+        python3 -m venv "$venv"
+        "$venv/bin/pip" install -q --disable-pip-version-check "pgspot==$PGSPOT_VERSION" "pglast==$PGLAST_VERSION"
+    fi
+    scripts/build.sh
+    for script in "$PACKAGE_DIR$("$PG_CONFIG" --sharedir)"/extension/idempotency--*.sql; do
+        say "pgspot ${script##*/}"
+        "$venv/bin/pgspot" --proc-without-search-path 'idempotency.sweep()' "$script" || return 1
+    done
+}
+
+failed=()
+for lint in shell format doc clippy sql; do
+    say "lint: $lint"
+    # Not `if lint_…`: bash then ignores `set -e` inside the function.
+    set +e
+    (set -e && "lint_$lint")
+    status=$?
+    set -e
+    ((status == 0)) || failed+=("$lint")
+done
+((${#failed[@]} == 0)) || die "lint failed: ${failed[*]}"
+say "lint: clean"

@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Installs what the named parts need and what is not there yet: build, tap, fuzz, lint.
+# It asks for capabilities, not for package names, and calls apt-get only when one is missing. It never touches a
+# cluster: the `15/main` that Debian makes with a first postgresql package is not made either.
+# shellcheck source=scripts/lib.sh
+source "$(dirname "$0")/lib.sh"
+
+missing=()
+need() { # need PACKAGE TEST…
+    local package=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing+=("$package")
+}
+
+has_libclang() {
+    [[ -n ${LIBCLANG_PATH:-} ]] || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' ||
+        compgen -G '/usr/lib/*/libclang*.so*'
+}
+
+need_postgres() {
+    local pg_config major
+    pg_config=$(pg_config_wanted)
+    if [[ -x $pg_config ]]; then
+        PG_CONFIG=$pg_config pg_resolve
+        major=$PG_MAJOR
+    else
+        [[ -z ${PG_CONFIG:-} ]] || die "there is no $pg_config"
+        major=${PGVER:-$PG_MAJOR_DEFAULT}
+    fi
+    need "postgresql-$major" test -x "${PG_BINDIR:-/nowhere}/postgres"
+    need "postgresql-server-dev-$major" test -x "${PG_TESTLIB:-/nowhere}/isolation/pg_isolation_regress"
+    need "postgresql-server-dev-$major" test -f "$("$pg_config" --includedir-server 2>/dev/null)/postgres.h"
+}
+
+need_build() {
+    need gcc command -v gcc
+    need libc6-dev test -f /usr/include/stdio.h
+    need make command -v make
+    need pkg-config command -v pkg-config
+    need libclang-dev has_libclang
+    need clang compgen -c clang
+    need_postgres
+}
+
+need_tap() {
+    need libipc-run-perl perl -MIPC::Run -e1
+    need perl perl -MTest::More -MTime::HiRes -e1
+}
+
+need_fuzz() { need g++ command -v g++; }
+
+need_lint() {
+    need python3-venv python3 -c 'import venv, ensurepip'
+    need shellcheck command -v shellcheck
+}
+
+# Debian makes and starts a cluster on port 5432 with the first server package. This file, which postgresql-common
+# reads, keeps it from doing so; it is gone again when the packages are there.
+no_main_cluster=/etc/postgresql-common/createcluster.d/00-idempotency-setup.conf
+
+install_packages() {
+    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+    say "installing system packages: ${missing[*]}"
+    command -v apt-get >/dev/null || die "apt-get is not here, so these must be installed by hand: ${missing[*]}"
+    trap 'as_root rm -f "$no_main_cluster"' EXIT
+    as_root mkdir -p "$(dirname "$no_main_cluster")"
+    echo 'create_main_cluster = false' | as_root tee "$no_main_cluster" >/dev/null
+    as_root apt-get update -q
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
+    as_root rm -f "$no_main_cluster"
+    trap - EXIT
+}
+
+install_cargo_pgrx() {
+    local found root=()
+    require_cargo
+    found=$(cargo pgrx --version 2>/dev/null || true)
+    [[ $found != *" $PGRX_VERSION" ]] || return 0
+    # Another version may be there for other work: leave it alone and keep ours in ./target.
+    [[ -z $found ]] || root=(--root "$TOOLS_DIR")
+    say "installing cargo-pgrx $PGRX_VERSION (some minutes, once)"
+    env -u CARGO_TARGET_DIR cargo install cargo-pgrx --version "$PGRX_VERSION" --locked "${root[@]}"
+}
+
+require_lint_components() {
+    { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1 ||
+        die "rustfmt or clippy is missing" "rustup component add rustfmt clippy"
+}
+
+(($# > 0)) || set -- build
+for part in "$@"; do
+    case $part in
+        build) need_build ;;
+        tap) need_tap ;;
+        fuzz) need_fuzz ;;
+        lint) need_lint ;;
+        *) die "unknown part: $part" ;;
+    esac
+done
+((${#missing[@]} == 0)) || install_packages
+
+install_cargo_pgrx
+[[ " $* " != *' lint '* ]] || require_lint_components

@@ -1,0 +1,121 @@
+-- Tables. Two hold the keys: idempotency.claim what is open, idempotency.outcome what is finished;
+-- a digest stands in at most one of them. Nothing is seeded: a restored dump never collides.
+
+CREATE SCHEMA idempotency;
+COMMENT ON SCHEMA idempotency IS 'tables and views of the idempotency extension; the functions are prefixed idem_';
+GRANT USAGE ON SCHEMA idempotency TO PUBLIC;
+
+CREATE TABLE idempotency.scope (
+    id               pg_catalog.int4 NOT NULL,
+    name             pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    owner            pg_catalog.regrole NOT NULL,
+    dedup_window     pg_catalog.interval,
+    keep_forever     pg_catalog.bool,
+    max_lease        pg_catalog.interval,
+    effect_kind      pg_catalog.text,
+    provider_window  pg_catalog.interval,
+    wait             pg_catalog.interval,
+    max_result_bytes pg_catalog.int4,
+    args_rule        pg_catalog.int4 NOT NULL DEFAULT 0,
+    created_at       pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    CONSTRAINT scope_id_pkey PRIMARY KEY (id),
+    CONSTRAINT scope_name_key UNIQUE (name)
+);
+COMMENT ON TABLE idempotency.scope IS 'policies of each scope; NULL means the default. The scope "default" (id 0) needs no row';
+
+CREATE TABLE idempotency.scope_grant (
+    scope_id   pg_catalog.int4 NOT NULL,
+    role       pg_catalog.regrole NOT NULL,
+    granted_by pg_catalog.regrole NOT NULL,
+    granted_at pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    CONSTRAINT scope_grant_scope_id_role_pkey PRIMARY KEY (scope_id, role)
+);
+COMMENT ON TABLE idempotency.scope_grant IS 'who may use a scope besides its owner and superusers';
+
+CREATE TABLE idempotency.args_rule (
+    scope_id    pg_catalog.int4 NOT NULL,
+    version     pg_catalog.int4 NOT NULL,
+    ignore_args pg_catalog.text[] NOT NULL,
+    CONSTRAINT args_rule_scope_id_version_pkey PRIMARY KEY (scope_id, version)
+);
+COMMENT ON TABLE idempotency.args_rule IS 'every ignore_args a scope ever had: a key is compared by the rule that made its hash. Version 0 ignores nothing and has no row';
+
+CREATE TABLE idempotency.claim (
+    digest           pg_catalog.uuid NOT NULL,
+    claimed_at       pg_catalog.timestamptz NOT NULL,
+    first_claimed_at pg_catalog.timestamptz NOT NULL,
+    lease_expires_at pg_catalog.timestamptz,
+    fence            pg_catalog.int8 NOT NULL,
+    scope_id         pg_catalog.int4 NOT NULL,
+    attempt          pg_catalog.int4 NOT NULL,
+    args_rule        pg_catalog.int4 NOT NULL,
+    claimed_pid      pg_catalog.int4 NOT NULL,
+    claimed_by       pg_catalog.regrole NOT NULL,
+    state            pg_catalog."char" NOT NULL,
+    effect_kind      pg_catalog."char" NOT NULL,
+    prior            pg_catalog."char" NOT NULL,
+    key              pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    args_hash        pg_catalog.bytea,
+    run              pg_catalog.text COLLATE pg_catalog."C",
+    reason           pg_catalog.text,
+    prior_reason     pg_catalog.text,
+    application_name pg_catalog.text,
+    CONSTRAINT claim_digest_pkey PRIMARY KEY (digest)
+) WITH (fillfactor = 60);
+CREATE INDEX claim_run_index ON idempotency.claim (run) WHERE (run IS NOT NULL);
+COMMENT ON TABLE idempotency.claim IS 'open keys: leased claims in flight (state f) and unknown outcomes (state u). Read it through idempotency.records';
+COMMENT ON COLUMN idempotency.claim.lease_expires_at IS 'end of the lease; NULL where a caller declared the outcome unknown';
+COMMENT ON COLUMN idempotency.claim.effect_kind IS 'x external, k keyed, l local: frozen at the first claim';
+COMMENT ON COLUMN idempotency.claim.prior IS 'what this claim found: - nothing, n not applied, u unknown, e a lease that had ended';
+
+CREATE TABLE idempotency.outcome (
+    digest      pg_catalog.uuid NOT NULL,
+    finished_at pg_catalog.timestamptz NOT NULL,
+    fence       pg_catalog.int8 NOT NULL,
+    scope_id    pg_catalog.int4 NOT NULL,
+    attempt     pg_catalog.int4 NOT NULL,
+    args_rule   pg_catalog.int4 NOT NULL,
+    state       pg_catalog."char" NOT NULL,
+    key         pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    args_hash   pg_catalog.bytea,
+    result      pg_catalog.jsonb,
+    reason      pg_catalog.text,
+    run         pg_catalog.text COLLATE pg_catalog."C",
+    claimed_at  pg_catalog.timestamptz,
+    claimed_by  pg_catalog.regrole,
+    CONSTRAINT outcome_digest_pkey PRIMARY KEY (digest)
+);
+CREATE INDEX outcome_scope_id_finished_at_index ON idempotency.outcome (scope_id, finished_at);
+COMMENT ON TABLE idempotency.outcome IS 'finished keys: completed (state c), rejected (r), not applied (n), lease expired in a local scope (e). Read it through idempotency.records';
+COMMENT ON COLUMN idempotency.outcome.claimed_by IS 'who held the lease; NULL for a transactional claim';
+
+-- The record must survive a dump and restore.
+SELECT pg_catalog.pg_extension_config_dump('idempotency.scope', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.scope_grant', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.args_rule', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.claim', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outcome', '');
+
+-- Each session keeps scopes in memory; whatever changes these three tables makes them read again.
+CREATE FUNCTION idempotency.scopes_changed() RETURNS pg_catalog.trigger
+    LANGUAGE c AS 'MODULE_PATHNAME', 'idem_scopes_changed';
+COMMENT ON FUNCTION idempotency.scopes_changed() IS 'trigger: makes every session read the scopes again after this transaction commits';
+REVOKE ALL ON FUNCTION idempotency.scopes_changed() FROM PUBLIC;
+CREATE TRIGGER scope_changed AFTER INSERT OR UPDATE OR DELETE ON idempotency.scope
+    FOR EACH ROW EXECUTE FUNCTION idempotency.scopes_changed();
+CREATE TRIGGER scope_truncated AFTER TRUNCATE ON idempotency.scope
+    FOR EACH STATEMENT EXECUTE FUNCTION idempotency.scopes_changed();
+ALTER TABLE idempotency.scope ENABLE ALWAYS TRIGGER scope_changed;
+ALTER TABLE idempotency.scope ENABLE ALWAYS TRIGGER scope_truncated;
+CREATE TRIGGER scope_grant_changed AFTER INSERT OR UPDATE OR DELETE ON idempotency.scope_grant
+    FOR EACH ROW EXECUTE FUNCTION idempotency.scopes_changed();
+CREATE TRIGGER scope_grant_truncated AFTER TRUNCATE ON idempotency.scope_grant
+    FOR EACH STATEMENT EXECUTE FUNCTION idempotency.scopes_changed();
+ALTER TABLE idempotency.scope_grant ENABLE ALWAYS TRIGGER scope_grant_changed;
+ALTER TABLE idempotency.scope_grant ENABLE ALWAYS TRIGGER scope_grant_truncated;
+CREATE TRIGGER args_rule_changed AFTER INSERT OR UPDATE OR DELETE ON idempotency.args_rule
+    FOR EACH ROW EXECUTE FUNCTION idempotency.scopes_changed();
+CREATE TRIGGER args_rule_truncated AFTER TRUNCATE ON idempotency.args_rule
+    FOR EACH STATEMENT EXECUTE FUNCTION idempotency.scopes_changed();
+ALTER TABLE idempotency.args_rule ENABLE ALWAYS TRIGGER args_rule_changed;
+ALTER TABLE idempotency.args_rule ENABLE ALWAYS TRIGGER args_rule_truncated;

@@ -1,0 +1,40 @@
+-- What the background worker does, for those who run it themselves, and what it says of itself.
+
+CREATE FUNCTION @extschema@.idem_sweep(
+    OUT leases_ended pg_catalog.int4,
+    OUT outcomes_pruned pg_catalog.int4,
+    OUT more pg_catalog.bool
+) LANGUAGE c AS 'MODULE_PATHNAME', 'idem_sweep';
+COMMENT ON FUNCTION @extschema@.idem_sweep() IS
+    'one bounded batch of what the background worker does: ends expired leases, prunes outcomes past their window; more says whether to call again';
+REVOKE ALL ON FUNCTION @extschema@.idem_sweep() FROM PUBLIC;
+
+CREATE PROCEDURE idempotency.sweep() LANGUAGE plpgsql AS $procedure$
+DECLARE
+    more pg_catalog.bool := true;
+BEGIN
+    WHILE more LOOP
+        SELECT s.more INTO more FROM @extschema@.idem_sweep() AS s;
+        COMMIT;
+    END LOOP;
+END
+$procedure$;
+COMMENT ON PROCEDURE idempotency.sweep() IS
+    'calls idem_sweep until nothing is due and commits after each batch: CALL idempotency.sweep() from pg_cron or by hand';
+REVOKE ALL ON PROCEDURE idempotency.sweep() FROM PUBLIC;
+
+CREATE FUNCTION @extschema@.idem_status(
+    OUT version pg_catalog.text,
+    OUT preloaded pg_catalog.bool,
+    OUT worker pg_catalog.text,
+    OUT launcher_pid pg_catalog.int4,
+    OUT last_sweep_at pg_catalog.timestamptz,
+    OUT last_leases_ended pg_catalog.int8,
+    OUT last_outcomes_pruned pg_catalog.int8,
+    OUT last_error pg_catalog.text,
+    OUT open_keys pg_catalog.int8,
+    OUT leases_overdue pg_catalog.int8,
+    OUT unknown_keys pg_catalog.int8
+) LANGUAGE c AS 'MODULE_PATHNAME', 'idem_status';
+COMMENT ON FUNCTION @extschema@.idem_status() IS
+    'one row: version, whether the library is preloaded, what the worker does, its last sweep of this database, and what is open';

@@ -1,0 +1,74 @@
+//! `idem_sweep`, `idem_status`.
+
+use crate::engine::sweep::{self, Pass};
+use crate::error::Error;
+use crate::guc;
+use crate::pg::call::{Call, Reply};
+use crate::pg::shmem::{self, Trouble};
+use crate::pg::table::{Mode, Snapshot};
+use crate::pg::{server, shmem::Swept};
+use crate::sql_function;
+use crate::store::{KeyTables, claim};
+use std::cell::RefCell;
+
+sql_function!(idem_sweep, pg_finfo_idem_sweep, idem_sweep_body);
+sql_function!(idem_status, pg_finfo_idem_status, status);
+
+thread_local! {
+    /// Where this session's pass stands: the next call goes on from here.
+    static PASS: RefCell<Pass> = RefCell::default();
+}
+
+fn idem_sweep_body(_call: &Call) -> Result<Reply, Error> {
+    server::require_writable(c"idem_sweep()");
+    // Taken out while the batch runs: a trigger may call idem_sweep again.
+    let mut pass = PASS.take();
+    let batch = sweep::batch(&mut pass)?;
+    PASS.replace(pass);
+    let count = |rows: u32| i32::try_from(rows).unwrap_or(i32::MAX);
+    Ok(Reply::Row(vec![
+        count(batch.leases_ended).into(),
+        count(batch.outcomes_pruned).into(),
+        batch.more.into(),
+    ]))
+}
+
+fn status(_call: &Call) -> Result<Reply, Error> {
+    let tables = KeyTables::open(Mode::Read)?;
+    let open = claim::count(&tables.claim, Snapshot::Statement, server::now());
+    tables.close();
+    let swept = shmem::last_sweep();
+    let count = |rows: u64| i64::try_from(rows).unwrap_or(i64::MAX);
+    let launcher_pid = Some(shmem::launcher_pid()).filter(|pid| *pid != 0);
+    let from_sweep = |get: fn(&Swept) -> u64| swept.as_ref().map(|swept| count(get(swept)));
+    Ok(Reply::Row(vec![
+        env!("CARGO_PKG_VERSION").into(),
+        shmem::available().into(),
+        worker_state(launcher_pid).into(),
+        launcher_pid.into(),
+        swept.as_ref().map(|swept| swept.at).into(),
+        from_sweep(|swept| swept.leases_ended).into(),
+        from_sweep(|swept| swept.outcomes_pruned).into(),
+        swept.as_ref().and_then(|swept| swept.error.clone()).into(),
+        count(open.open).into(),
+        count(open.overdue).into(),
+        count(open.unknown).into(),
+    ]))
+}
+
+fn worker_state(launcher_pid: Option<i32>) -> &'static str {
+    if !shmem::available() {
+        return "no worker: add idempotency to shared_preload_libraries, or CALL idempotency.sweep() regularly";
+    }
+    if server::in_recovery() {
+        return "standby: sweeping starts after promotion";
+    }
+    if !guc::worker_enabled() {
+        return "off: idempotency.worker is off";
+    }
+    match (launcher_pid, shmem::trouble()) {
+        (None, _) => "no worker: the launcher does not run, raise max_worker_processes",
+        (Some(_), Trouble::NoSlot) => "no worker slot: raise max_worker_processes",
+        (Some(_), Trouble::None) => "running",
+    }
+}

@@ -1,0 +1,465 @@
+//! Claiming: the lock decides who waits, the tables what is answered, `decide` what that means.
+//!
+//! Without the key's lock only two answers exist: a finished key within its window is replayed, and
+//! `in_progress`. Whoever is told `execute` or `reconcile` keeps the lock to the end of the transaction; every
+//! other caller gives it back before returning.
+
+use crate::engine::key::{Args, ScopedKey};
+use crate::engine::open_claims;
+use crate::engine::record::{self, Record};
+use crate::engine::wait::{self, Patience};
+use crate::error::Error;
+use crate::pg::jsonb::Jsonb;
+use crate::pg::lock::KeyLock;
+use crate::pg::table::{Mode, Snapshot};
+use crate::pg::{identity, server};
+use crate::policy::{self, Scope};
+use crate::store::claim::{self, OpenRow};
+use crate::store::{KeyTables, outcome};
+use idempotency_core::decide::{
+    self, Decision, FinishedKey, FinishedState, Found, OpenKey, OpenState, Ownership, Prior,
+};
+use idempotency_core::time::{Instant, Span};
+use std::rc::Rc;
+
+/// Keys of one `idem_claim_many` or `idem_complete_many`.
+pub const BATCH_KEYS_MAX: usize = 1_000;
+
+/// What is asked for with each key of a call.
+pub struct Terms {
+    pub lease: Option<Span>,
+    pub wait_us: Option<i64>,
+    pub run: Option<String>,
+    pub issued_at: Option<Instant>,
+}
+
+/// The word of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    Execute,
+    Replay,
+    InProgress,
+    Reconcile,
+    Rejected,
+    Expired,
+    Mismatch,
+}
+
+impl Word {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Word::Execute => "execute",
+            Word::Replay => "replay",
+            Word::InProgress => "in_progress",
+            Word::Reconcile => "reconcile",
+            Word::Rejected => "rejected",
+            Word::Expired => "expired",
+            Word::Mismatch => "mismatch",
+        }
+    }
+}
+
+/// The answer to a claim, as SQL sees it.
+#[derive(Clone)]
+pub struct Answer {
+    pub word: Word,
+    pub fence: Option<i64>,
+    pub attempt: Option<i32>,
+    pub result: Option<Jsonb>,
+    pub reason: Option<String>,
+    pub claimed_at: Option<Instant>,
+    pub lease_expires_at: Option<Instant>,
+    pub finished_at: Option<Instant>,
+}
+
+impl Answer {
+    fn bare(word: Word) -> Answer {
+        Answer {
+            word,
+            fence: None,
+            attempt: None,
+            result: None,
+            reason: None,
+            claimed_at: None,
+            lease_expires_at: None,
+            finished_at: None,
+        }
+    }
+}
+
+/// Where this same transaction holds the key: its caller must not poll for itself.
+const HELD_HERE: &str = "claimed in this transaction";
+
+/// One step of a claim.
+enum Step {
+    Answer(Answer),
+    /// The arguments differ from those on record.
+    Mismatch,
+    /// Another transaction holds the key; what to say once the time is over.
+    Held(Answer),
+    /// A lease holds the key until then.
+    Leased(Instant),
+}
+
+/// Claims one key.
+pub fn claim(key: &ScopedKey, args: Args, terms: &Terms) -> Result<Answer, Error> {
+    let (scope, tables) = enter(key)?;
+    let patience = patience(&scope, terms);
+    claim_waiting(key, args, terms, patience, (scope, tables))
+}
+
+/// Claims many keys: all locks first, in digest order, so that two batches never wait for each other in a
+/// circle; then the answers, in the order given. Reused arguments are an answer here, not an error.
+pub fn claim_many(keys: &[ScopedKey], args: &[Args], terms: &Terms) -> Result<Vec<Answer>, Error> {
+    let Some(first) = keys.first() else {
+        return Ok(Vec::new());
+    };
+    let (scope, tables) = enter(first)?;
+    open_claims::require_room(keys.len())?;
+    let patience = patience(&scope, terms);
+    // Waiting holds no table locks.
+    tables.close();
+    let mut locks = lock_all(keys, patience)?;
+    let mut answers = Vec::with_capacity(keys.len());
+    for ((key, args), lock) in keys.iter().zip(args).zip(&mut locks) {
+        let (scope, tables) = enter(key)?;
+        let step = match lock.take() {
+            Some(lock) => with_lock(key, *args, terms, &scope, tables, lock, None)?,
+            None => {
+                let step = without_lock(key, *args, &scope, &tables)?;
+                tables.close();
+                step
+            }
+        };
+        let answer = match step {
+            Step::Answer(answer) | Step::Held(answer) => answer,
+            Step::Mismatch => Answer::bare(Word::Mismatch),
+            Step::Leased(until) => in_progress_until(until),
+        };
+        answers.push(answer);
+    }
+    Ok(answers)
+}
+
+/// Opens the tables and finds the scope, in this order: the tables' locks hold off a concurrent drop.
+fn enter(key: &ScopedKey) -> Result<(Rc<Scope>, KeyTables), Error> {
+    let tables = KeyTables::open(Mode::Write)?;
+    Ok((policy::usable(&key.scope)?, tables))
+}
+
+fn patience(scope: &Scope, terms: &Terms) -> Patience {
+    Patience::new(terms.wait_us, scope.wait_ms(), server::now())
+}
+
+/// The locks of a batch. Where leases may be waited for, none is kept meanwhile: no key has been answered yet.
+fn lock_all(keys: &[ScopedKey], patience: Patience) -> Result<Vec<Option<KeyLock>>, Error> {
+    let mut rounds: u32 = 0;
+    loop {
+        let locks = lock_in_order(keys, patience);
+        let now = server::now();
+        let leased = if patience.for_lease(now) {
+            leased_by_others(keys, now)?
+        } else {
+            None
+        };
+        let Some((digest, until)) = leased else {
+            if rounds > 0 {
+                wait::end();
+            }
+            return Ok(locks);
+        };
+        locks.into_iter().flatten().for_each(KeyLock::release);
+        patience.sleep(&digest, until, rounds);
+        rounds = rounds.saturating_add(1);
+    }
+}
+
+/// The first key of the batch that somebody else holds under a lease, and until when.
+fn leased_by_others(
+    keys: &[ScopedKey],
+    now: Instant,
+) -> Result<Option<([u8; 16], Instant)>, Error> {
+    let tables = KeyTables::open(Mode::Write)?;
+    let mut leased = None;
+    for key in keys {
+        if let Record::Open(row) = record::probe(&tables, key, Snapshot::Now)?
+            && let Some(until) = decide::lease_end(&row.open, now)
+            && !open_claims::leased_here(&key.digest)
+        {
+            leased = Some((key.digest, until));
+            break;
+        }
+    }
+    tables.close();
+    Ok(leased)
+}
+
+/// One lock per key, taken in digest order; none where the time was over.
+fn lock_in_order(keys: &[ScopedKey], patience: Patience) -> Vec<Option<KeyLock>> {
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    order.sort_by_key(|at| keys[*at].digest);
+    let mut locks: Vec<Option<KeyLock>> = keys.iter().map(|_| None).collect();
+    for at in order {
+        let digest = &keys[at].digest;
+        locks[at] = KeyLock::try_acquire(digest).or_else(|| patience.lock(digest));
+    }
+    locks
+}
+
+/// Claims, waiting as far as patience goes. Waiting holds neither the key's lock nor the tables'.
+fn claim_waiting(
+    key: &ScopedKey,
+    args: Args,
+    terms: &Terms,
+    patience: Patience,
+    entered: (Rc<Scope>, KeyTables),
+) -> Result<Answer, Error> {
+    let mut lock = None;
+    let mut entered = Some(entered);
+    let mut rounds: u32 = 0;
+    let mut time_is_over = false;
+    loop {
+        let (scope, tables) = match entered.take() {
+            Some(entered) => entered,
+            None => enter(key)?,
+        };
+        let step = match lock.take().or_else(|| KeyLock::try_acquire(&key.digest)) {
+            Some(held) => with_lock(key, args, terms, &scope, tables, held, Some(patience))?,
+            None => {
+                let step = without_lock(key, args, &scope, &tables)?;
+                tables.close();
+                step
+            }
+        };
+        match step {
+            Step::Held(_) if !time_is_over => {
+                lock = patience.lock(&key.digest);
+                time_is_over = lock.is_none();
+            }
+            Step::Leased(until) => {
+                patience.sleep(&key.digest, until, rounds);
+                rounds = rounds.saturating_add(1);
+            }
+            Step::Answer(answer) | Step::Held(answer) => {
+                if rounds > 0 {
+                    wait::end();
+                }
+                return Ok(answer);
+            }
+            Step::Mismatch => return Err(Error::KeyReused(key.place())),
+        }
+    }
+}
+
+fn in_progress_until(at: Instant) -> Answer {
+    Answer {
+        lease_expires_at: Some(at),
+        ..Answer::bare(Word::InProgress)
+    }
+}
+
+/// Another transaction holds the key. A finished key within its window is answered; for all else wait.
+fn without_lock(
+    key: &ScopedKey,
+    args: Args,
+    scope: &Scope,
+    tables: &KeyTables,
+) -> Result<Step, Error> {
+    let record = record::probe(tables, key, Snapshot::Now)?;
+    let now = server::now();
+    if !same_args(args, scope, &record, now) {
+        return Ok(Step::Mismatch);
+    }
+    let held = Answer::bare(Word::InProgress);
+    let answer = match &record {
+        Record::Finished(row) => match decide::decide(record.found(), &scope.policy(), None, now) {
+            Decision::Replay => finished(Word::Replay, row),
+            Decision::Rejected => finished(Word::Rejected, row),
+            Decision::Execute(_)
+            | Decision::Reconcile(_)
+            | Decision::InProgress(_)
+            | Decision::Expired => {
+                return Ok(Step::Held(held));
+            }
+        },
+        Record::Open(row) => {
+            return Ok(Step::Held(
+                decide::lease_end(&row.open, now).map_or(held, in_progress_until),
+            ));
+        }
+        Record::Absent => return Ok(Step::Held(held)),
+    };
+    record::require_visible(tables, key)?;
+    Ok(Step::Answer(answer))
+}
+
+/// The key's lock is ours: look, decide, and carry out.
+fn with_lock(
+    key: &ScopedKey,
+    args: Args,
+    terms: &Terms,
+    scope: &Rc<Scope>,
+    tables: KeyTables,
+    lock: KeyLock,
+    patience: Option<Patience>,
+) -> Result<Step, Error> {
+    let record = record::probe(&tables, key, Snapshot::Now)?;
+    record::require_visible(&tables, key)?;
+    let now = server::now();
+    let give_back = |step: Step, tables: KeyTables, lock: KeyLock| {
+        lock.release();
+        tables.close();
+        Ok(step)
+    };
+    if let Some(own) = open_claims::transactional(&key.digest) {
+        if !args.same_as(&own.args, scope) {
+            return give_back(Step::Mismatch, tables, lock);
+        }
+        let held = Answer {
+            reason: Some(HELD_HERE.to_owned()),
+            ..Answer::bare(Word::InProgress)
+        };
+        return give_back(Step::Answer(held), tables, lock);
+    }
+    if !same_args(args, scope, &record, now) {
+        return give_back(Step::Mismatch, tables, lock);
+    }
+    let step = match decide::decide(record.found(), &scope.policy(), terms.issued_at, now) {
+        Decision::Execute(ownership) => {
+            own(key, args, terms, scope, &tables, &record, ownership, now)?;
+            tables.keep();
+            return Ok(Step::Answer(owned(
+                Word::Execute,
+                terms,
+                &record,
+                ownership,
+                now,
+            )));
+        }
+        Decision::Reconcile(ownership) => {
+            own(key, args, terms, scope, &tables, &record, ownership, now)?;
+            tables.keep();
+            return Ok(Step::Answer(owned(
+                Word::Reconcile,
+                terms,
+                &record,
+                ownership,
+                now,
+            )));
+        }
+        Decision::InProgress(until) if open_claims::leased_here(&key.digest) => {
+            Step::Answer(Answer {
+                reason: Some(HELD_HERE.to_owned()),
+                ..in_progress_until(until)
+            })
+        }
+        Decision::InProgress(until) if patience.is_some_and(|patience| patience.for_lease(now)) => {
+            Step::Leased(until)
+        }
+        Decision::InProgress(until) => Step::Answer(in_progress_until(until)),
+        Decision::Expired => Step::Answer(Answer::bare(Word::Expired)),
+        Decision::Replay | Decision::Rejected => match &record {
+            Record::Finished(row) if row.finished.state == FinishedState::Rejected => {
+                Step::Answer(finished(Word::Rejected, row))
+            }
+            Record::Finished(row) => Step::Answer(finished(Word::Replay, row)),
+            Record::Absent | Record::Open(_) => unreachable!("only a finished key is replayed"),
+        },
+    };
+    give_back(step, tables, lock)
+}
+
+/// The arguments are compared before anything else is said. What is past its window says nothing.
+fn same_args(args: Args, scope: &Scope, record: &Record, now: Instant) -> bool {
+    decide::effective(record.found(), &scope.policy(), now) == Found::Absent
+        || record
+            .args()
+            .is_none_or(|stored| args.same_as(stored, scope))
+}
+
+/// Takes ownership: in memory for a transactional claim, in the table for a leased one. Keeps the lock.
+#[expect(clippy::too_many_arguments, reason = "what a claim knows, once")]
+fn own(
+    key: &ScopedKey,
+    args: Args,
+    terms: &Terms,
+    scope: &Scope,
+    tables: &KeyTables,
+    record: &Record,
+    ownership: Ownership,
+    now: Instant,
+) -> Result<(), Error> {
+    open_claims::require_room(1)?;
+    let row = OpenRow {
+        open: OpenKey {
+            state: OpenState::InFlight,
+            kind: ownership.kind,
+            prior: ownership.prior,
+            fence: ownership.fence,
+            attempt: ownership.attempt,
+            lease_expires_at: terms.lease.map(|lease| now.after(lease)),
+            first_claimed_at: ownership.first_claimed_at,
+        },
+        scope_id: scope.id(),
+        key: key.key.clone(),
+        // An open key keeps the arguments, and their rule, of its first claim.
+        args: match record {
+            Record::Open(row) => row.args.clone(),
+            Record::Absent | Record::Finished(_) => args.stored(scope),
+        },
+        run: terms.run.clone(),
+        reason: None,
+        prior_reason: prior_reason(record, ownership),
+        claimed_at: now,
+        claimed_by: identity::current_role(),
+        claimed_pid: server::backend_pid(),
+        application_name: Some(server::application_name()).filter(|name| !name.is_empty()),
+    };
+    if terms.lease.is_none() {
+        open_claims::add_transactional(key, row);
+        return Ok(());
+    }
+    if let Record::Finished(_) = record {
+        outcome::remove(&tables.outcome, &key.digest)?;
+    }
+    claim::put(&tables.claim, &key.digest, &row)?;
+    open_claims::add_leased(key.digest);
+    Ok(())
+}
+
+/// Why the attempt before this one ended; the same before and after a sweep.
+fn prior_reason(record: &Record, ownership: Ownership) -> Option<String> {
+    if ownership.prior == Prior::Nothing {
+        None
+    } else {
+        record.last_reason()
+    }
+}
+
+fn owned(word: Word, terms: &Terms, record: &Record, ownership: Ownership, now: Instant) -> Answer {
+    Answer {
+        fence: Some(ownership.fence),
+        attempt: Some(ownership.attempt),
+        reason: prior_reason(record, ownership),
+        claimed_at: Some(now),
+        lease_expires_at: terms.lease.map(|lease| now.after(lease)),
+        ..Answer::bare(word)
+    }
+}
+
+fn finished(word: Word, row: &outcome::OutcomeRow) -> Answer {
+    let FinishedKey {
+        fence,
+        attempt,
+        finished_at,
+        ..
+    } = row.finished;
+    Answer {
+        fence: Some(fence),
+        attempt: Some(attempt),
+        result: row.result,
+        reason: row.reason.clone(),
+        finished_at: Some(finished_at),
+        ..Answer::bare(word)
+    }
+}

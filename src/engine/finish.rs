@@ -1,0 +1,510 @@
+//! Ending a claim: complete, fail, release; and renewing its lease.
+//!
+//! A transactional claim is found in this transaction's memory, a leased one by its fence. The last owner may
+//! finish late, after its lease ended and after a sweep, as long as nobody claimed since.
+
+use crate::engine::key::ScopedKey;
+use crate::engine::open_claims;
+use crate::engine::record::{self, Record};
+use crate::error::Error;
+use crate::pg::jsonb::Jsonb;
+use crate::pg::lock::KeyLock;
+use crate::pg::table::{Mode, Snapshot};
+use crate::pg::{identity, server};
+use crate::policy::{self, Scope};
+use crate::store::KeyTables;
+use crate::store::claim::{self, OpenRow};
+use crate::store::outcome::{self, OutcomeRow};
+use idempotency_core::decide::{
+    self, EffectKind, FinishedKey, FinishedState, Found, GivenBack, OpenKey, OpenState, Prior,
+};
+use idempotency_core::time::{Instant, Span};
+use pgrx::pg_sys::Oid;
+use std::rc::Rc;
+
+/// Longest reason that is stored.
+const REASON_BYTES_MAX: usize = 8_192;
+
+/// What the caller says of its claim.
+#[derive(Clone)]
+pub enum Ending {
+    Completed {
+        result: Option<Jsonb>,
+    },
+    Rejected {
+        reason: Option<String>,
+        result: Option<Jsonb>,
+    },
+    NotApplied {
+        reason: Option<String>,
+    },
+    Unknown {
+        reason: Option<String>,
+    },
+    Released,
+}
+
+/// A claim that this call may end.
+struct Held {
+    row: OpenRow,
+    mode: HeldMode,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HeldMode {
+    /// Lives in this transaction.
+    Transactional,
+    /// Leased, and claimed in this very transaction.
+    LeasedHere,
+    /// Leased in an earlier transaction.
+    Leased,
+}
+
+/// What the look at a key gave.
+enum Standing {
+    /// The claim is the caller's.
+    Held(Held),
+    /// The caller has declared it unknown, and nobody claimed since.
+    DeclaredUnknown(Held),
+    /// This very fence has ended it.
+    Ended(OutcomeRow),
+}
+
+/// Ends the claim of a key; gives back the stored result.
+pub fn finish(key: &ScopedKey, fence: Option<i64>, ending: Ending) -> Result<Option<Jsonb>, Error> {
+    let (scope, tables) = enter(key)?;
+    check_size(key, &scope, &ending)?;
+    let _kept = KeyLock::acquire(&key.digest);
+    let result = match stand(key, &scope, &tables, fence)? {
+        Standing::Held(held) => end(key, &tables, &held, ending)?,
+        Standing::DeclaredUnknown(held) => match ending {
+            Ending::Completed { .. } | Ending::Rejected { .. } | Ending::NotApplied { .. } => {
+                end(key, &tables, &held, ending)?
+            }
+            Ending::Unknown { .. } => None,
+            Ending::Released => return Err(ended_already(key)),
+        },
+        Standing::Ended(row) => same_again(key, &row, &ending)?,
+    };
+    keep_lock(key)?;
+    tables.keep();
+    Ok(result)
+}
+
+/// Lets the lease of a claim end `lease` from now; gives back when.
+pub fn renew(key: &ScopedKey, fence: Option<i64>, lease: Span) -> Result<Instant, Error> {
+    let (scope, tables) = enter(key)?;
+    let _kept = KeyLock::acquire(&key.digest);
+    let held = match stand(key, &scope, &tables, fence)? {
+        Standing::Held(held) => held,
+        Standing::DeclaredUnknown(_) | Standing::Ended(_) => return Err(ended_already(key)),
+    };
+    if held.mode == HeldMode::Transactional {
+        return Err(Error::NoOpenClaim {
+            place: key.place(),
+            detail: "The claim lives in this transaction and has no lease.",
+            hint: "Claim with lease => an interval to hold a key over several transactions.",
+        });
+    }
+    let until = server::now().after(lease);
+    let open = OpenKey {
+        state: OpenState::InFlight,
+        lease_expires_at: Some(until),
+        ..held.row.open
+    };
+    claim::put(
+        &tables.claim,
+        &key.digest,
+        &OpenRow {
+            open,
+            reason: None,
+            ..held.row
+        },
+    )?;
+    // Where a sweep has moved the ended claim of a local scope, it moves back.
+    outcome::remove(&tables.outcome, &key.digest)?;
+    keep_lock(key)?;
+    tables.keep();
+    Ok(until)
+}
+
+fn enter(key: &ScopedKey) -> Result<(Rc<Scope>, KeyTables), Error> {
+    let tables = KeyTables::open(Mode::Write)?;
+    Ok((policy::usable(&key.scope)?, tables))
+}
+
+/// The lock stays to the end of the transaction, and is counted once for each key.
+fn keep_lock(key: &ScopedKey) -> Result<(), Error> {
+    if !open_claims::holds(&key.digest) {
+        open_claims::require_room(1)?;
+        open_claims::add_lock(key.digest);
+    }
+    Ok(())
+}
+
+fn check_size(key: &ScopedKey, scope: &Scope, ending: &Ending) -> Result<(), Error> {
+    let (result, reason) = match ending {
+        Ending::Completed { result } => (*result, None),
+        Ending::Rejected { reason, result } => (*result, reason.as_deref()),
+        Ending::NotApplied { reason } | Ending::Unknown { reason } => (None, reason.as_deref()),
+        Ending::Released => (None, None),
+    };
+    let limit = scope.max_result_bytes();
+    let place = || {
+        format!(
+            "key {} in scope {}",
+            crate::error::quoted(&key.key),
+            crate::error::quoted(&key.scope)
+        )
+    };
+    if let Some(bytes) = result.map(Jsonb::size_bytes).filter(|bytes| *bytes > limit) {
+        return Err(Error::too_large(
+            format!(
+                "the result of {} has {bytes} bytes, the limit is {limit}",
+                place()
+            ),
+            "Store a reference instead, or raise max_result_bytes with idem_scope_set.",
+        ));
+    }
+    if let Some(bytes) = reason
+        .map(str::len)
+        .filter(|bytes| *bytes > REASON_BYTES_MAX)
+    {
+        return Err(Error::too_large(
+            format!(
+                "the reason for {} has {bytes} bytes, the limit is {REASON_BYTES_MAX}",
+                place()
+            ),
+            "Shorten it; details belong into the result or a log.",
+        ));
+    }
+    Ok(())
+}
+
+/// Finds the claim that the caller may end. Call under the key's lock.
+fn stand(
+    key: &ScopedKey,
+    scope: &Scope,
+    tables: &KeyTables,
+    fence: Option<i64>,
+) -> Result<Standing, Error> {
+    if let Some(own) = open_claims::transactional(&key.digest) {
+        if fence.is_some_and(|fence| fence != own.open.fence) {
+            return Err(Error::FenceLost(key.place()));
+        }
+        return Ok(Standing::Held(Held {
+            row: own,
+            mode: HeldMode::Transactional,
+        }));
+    }
+    let record = record::probe(tables, key, Snapshot::Now)?;
+    record::require_visible(tables, key)?;
+    let effective = decide::effective(record.found(), &scope.policy(), server::now());
+    let newest = match effective {
+        Found::Absent => return Err(nothing_open(key)),
+        Found::Open(open) => open.fence,
+        Found::Finished(finished) => finished.fence,
+    };
+    match (fence, effective) {
+        (None, Found::Open(_)) => Err(needs_fence(key)),
+        (None, Found::Finished(_) | Found::Absent) => Err(nothing_open(key)),
+        (Some(fence), _) if fence != newest => Err(Error::FenceLost(key.place())),
+        (Some(_), _) => by_fence(key, scope, record),
+    }
+}
+
+/// The fence is the newest: whose claim is it, and does it stand?
+fn by_fence(key: &ScopedKey, scope: &Scope, record: Record) -> Result<Standing, Error> {
+    match record {
+        Record::Absent => Err(nothing_open(key)),
+        Record::Open(row) => {
+            require_claimant(key, scope, row.claimed_by)?;
+            let declared =
+                row.open.state == OpenState::Unknown && row.open.lease_expires_at.is_none();
+            let here = open_claims::leased_here(&key.digest);
+            let mode = if here {
+                HeldMode::LeasedHere
+            } else {
+                HeldMode::Leased
+            };
+            let held = Held { row, mode };
+            Ok(if declared {
+                Standing::DeclaredUnknown(held)
+            } else {
+                Standing::Held(held)
+            })
+        }
+        Record::Finished(row) => match (row.finished.state, row.claimed_by) {
+            (FinishedState::LeaseExpired, Some(role)) => {
+                require_claimant(key, scope, role)?;
+                Ok(Standing::Held(Held {
+                    row: reopened(row, role),
+                    mode: HeldMode::Leased,
+                }))
+            }
+            (_, Some(role)) => {
+                require_claimant(key, scope, role)?;
+                Ok(Standing::Ended(row))
+            }
+            (_, None) => Ok(Standing::Ended(row)),
+        },
+    }
+}
+
+/// The claim that a sweep has moved to the outcomes because its lease in a local scope ended.
+fn reopened(row: OutcomeRow, role: Oid) -> OpenRow {
+    let claimed_at = row.claimed_at.unwrap_or(row.finished.finished_at);
+    OpenRow {
+        open: OpenKey {
+            state: OpenState::InFlight,
+            kind: EffectKind::Local,
+            prior: if row.finished.attempt > 1 {
+                Prior::NotApplied
+            } else {
+                Prior::Nothing
+            },
+            fence: row.finished.fence,
+            attempt: row.finished.attempt,
+            lease_expires_at: Some(row.finished.finished_at),
+            first_claimed_at: claimed_at,
+        },
+        scope_id: row.scope_id,
+        key: row.key,
+        args: row.args,
+        run: row.run,
+        reason: None,
+        prior_reason: None,
+        claimed_at,
+        claimed_by: role,
+        claimed_pid: server::backend_pid(),
+        application_name: None,
+    }
+}
+
+/// Fences can be guessed: they count only for the role that claimed, its members, and operators.
+fn require_claimant(key: &ScopedKey, scope: &Scope, claimed_by: Oid) -> Result<(), Error> {
+    let role = identity::current_role();
+    if identity::has_rights_of(role, claimed_by) || scope.operated_by(role) {
+        Ok(())
+    } else {
+        Err(Error::NotClaimant(key.place()))
+    }
+}
+
+/// Carries the ending out.
+fn end(
+    key: &ScopedKey,
+    tables: &KeyTables,
+    held: &Held,
+    ending: Ending,
+) -> Result<Option<Jsonb>, Error> {
+    let now = server::now();
+    let open = &held.row.open;
+    let mut stored = None;
+    match ending {
+        Ending::Released => {
+            // A transactional claim has stored nothing that would have to be restored.
+            if held.mode != HeldMode::Transactional {
+                let fence = decide::next_fence(now, Some(open.fence));
+                let found = OpenKey {
+                    fence,
+                    attempt: open.attempt - 1,
+                    ..*open
+                };
+                let reason = held.row.prior_reason.clone();
+                give_back(
+                    key,
+                    tables,
+                    held,
+                    found,
+                    decide::given_back(open.prior, now),
+                    reason,
+                    now,
+                )?;
+            }
+        }
+        Ending::Completed { result } => {
+            require_claim_committed(key, held)?;
+            finish_with(
+                key,
+                tables,
+                held,
+                *open,
+                FinishedState::Completed,
+                None,
+                result,
+                now,
+            )?;
+            stored = result;
+        }
+        Ending::Rejected { reason, result } => {
+            require_claim_committed(key, held)?;
+            finish_with(
+                key,
+                tables,
+                held,
+                *open,
+                FinishedState::Rejected,
+                reason,
+                result,
+                now,
+            )?;
+        }
+        Ending::NotApplied { reason } => {
+            require_claim_committed(key, held)?;
+            give_back(
+                key,
+                tables,
+                held,
+                *open,
+                decide::not_applied(open.prior, now),
+                reason,
+                now,
+            )?;
+        }
+        Ending::Unknown { reason } => {
+            require_claim_committed(key, held)?;
+            give_back(
+                key,
+                tables,
+                held,
+                *open,
+                GivenBack::Unknown(None),
+                reason,
+                now,
+            )?;
+        }
+    }
+    open_claims::close(&key.digest);
+    open_claims::wake_at_commit(&key.digest);
+    Ok(stored)
+}
+
+/// An outside effect may begin only after its claim was committed: else a crash forgets the claim alone.
+fn require_claim_committed(key: &ScopedKey, held: &Held) -> Result<(), Error> {
+    match (held.mode, held.row.open.kind) {
+        (HeldMode::LeasedHere, EffectKind::External | EffectKind::Keyed) => {
+            Err(Error::SameTransaction(key.place()))
+        }
+        (HeldMode::LeasedHere, EffectKind::Local)
+        | (HeldMode::Leased | HeldMode::Transactional, _) => Ok(()),
+    }
+}
+
+/// What is left of a key whose attempt had no effect, is unknown, or was not begun.
+fn give_back(
+    key: &ScopedKey,
+    tables: &KeyTables,
+    held: &Held,
+    open: OpenKey,
+    left: GivenBack,
+    reason: Option<String>,
+    now: Instant,
+) -> Result<(), Error> {
+    match left {
+        GivenBack::Nothing => {
+            claim::remove(&tables.claim, &key.digest)?;
+            outcome::remove(&tables.outcome, &key.digest)
+        }
+        GivenBack::NotApplied => finish_with(
+            key,
+            tables,
+            held,
+            open,
+            FinishedState::NotApplied,
+            reason,
+            None,
+            now,
+        ),
+        GivenBack::Unknown(lease_expires_at) => {
+            let open = OpenKey {
+                state: OpenState::Unknown,
+                lease_expires_at,
+                ..open
+            };
+            claim::put(
+                &tables.claim,
+                &key.digest,
+                &OpenRow {
+                    open,
+                    reason,
+                    ..held.row.clone()
+                },
+            )?;
+            outcome::remove(&tables.outcome, &key.digest)
+        }
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "the columns of a row")]
+fn finish_with(
+    key: &ScopedKey,
+    tables: &KeyTables,
+    held: &Held,
+    open: OpenKey,
+    state: FinishedState,
+    reason: Option<String>,
+    result: Option<Jsonb>,
+    now: Instant,
+) -> Result<(), Error> {
+    let leased = held.mode != HeldMode::Transactional;
+    let row = OutcomeRow {
+        finished: FinishedKey {
+            state,
+            fence: open.fence,
+            attempt: open.attempt,
+            finished_at: now,
+        },
+        scope_id: held.row.scope_id,
+        key: key.key.clone(),
+        args: held.row.args.clone(),
+        result,
+        reason,
+        run: held.row.run.clone(),
+        claimed_at: leased.then_some(held.row.claimed_at),
+        claimed_by: leased.then_some(held.row.claimed_by),
+    };
+    outcome::put(&tables.outcome, &key.digest, &row)?;
+    claim::remove(&tables.claim, &key.digest)
+}
+
+/// The same call again, such as after a lost acknowledgement: the stored answer. Another one is refused.
+fn same_again(key: &ScopedKey, row: &OutcomeRow, ending: &Ending) -> Result<Option<Jsonb>, Error> {
+    match (ending, row.finished.state) {
+        (Ending::Completed { .. }, FinishedState::Completed) => Ok(row.result),
+        (Ending::Rejected { .. }, FinishedState::Rejected)
+        | (Ending::NotApplied { .. }, FinishedState::NotApplied) => Ok(None),
+        (
+            Ending::Completed { .. }
+            | Ending::Rejected { .. }
+            | Ending::NotApplied { .. }
+            | Ending::Unknown { .. }
+            | Ending::Released,
+            _,
+        ) => Err(ended_already(key)),
+    }
+}
+
+fn nothing_open(key: &ScopedKey) -> Error {
+    Error::NoOpenClaim {
+        place: key.place(),
+        detail: "It was not claimed, was given back, or is finished.",
+        hint: "Claim it first with idem_claim. A transactional claim must be finished in its own transaction.",
+    }
+}
+
+fn needs_fence(key: &ScopedKey) -> Error {
+    Error::NoOpenClaim {
+        place: key.place(),
+        detail: "It is held under a lease, and no fence was given.",
+        hint: "Pass fence => the fence that idem_claim returned.",
+    }
+}
+
+fn ended_already(key: &ScopedKey) -> Error {
+    Error::NoOpenClaim {
+        place: key.place(),
+        detail: "This fence has ended the claim already, in another way.",
+        hint: "idem_peek tells how it ended.",
+    }
+}

@@ -1,0 +1,76 @@
+//! A key in its scope, and the arguments of a call, checked at the edge.
+
+use crate::error::{Error, Place};
+use crate::pg::jsonb::Jsonb;
+use crate::policy::Scope;
+use crate::store::StoredArgs;
+use idempotency_core::digest;
+use idempotency_core::key::{Key, KeyError, Run};
+
+/// A key in its scope, with its digest.
+#[derive(Clone, Debug)]
+pub struct ScopedKey {
+    pub scope: String,
+    pub key: String,
+    pub digest: [u8; 16],
+}
+
+impl ScopedKey {
+    /// Checks the key; the scope's name has been checked.
+    pub fn new(scope: &str, key: Option<String>) -> Result<ScopedKey, Error> {
+        let key = key.ok_or(Error::NullArgument("key"))?;
+        Key::parse(&key).map_err(|error| bad_key(&error))?;
+        let digest = digest::key_digest(scope, &key);
+        Ok(ScopedKey {
+            scope: scope.to_owned(),
+            key,
+            digest,
+        })
+    }
+
+    pub fn place(&self) -> Place {
+        Place::new(&self.scope, &self.key)
+    }
+}
+
+/// What is wrong with a key, a run or an operation.
+pub fn bad_key(error: &KeyError) -> Error {
+    Error::bad_value(
+        error.to_string(),
+        "A key names one logical operation in 1 to 1,024 bytes; idem_key(run, operation) makes one.",
+    )
+}
+
+/// A run from an argument, checked.
+pub fn checked_run(run: Option<String>) -> Result<Option<String>, Error> {
+    if let Some(run) = &run {
+        Run::parse(run).map_err(|error| bad_key(&error))?;
+    }
+    Ok(run)
+}
+
+/// The arguments of a call. SQL NULL and JSON null are different values.
+#[derive(Clone, Copy)]
+pub struct Args(pub Option<Jsonb>);
+
+impl Args {
+    /// The hash by the scope's rule of this version.
+    pub fn hash(self, scope: &Scope, rule: i32) -> Option<Vec<u8>> {
+        self.0
+            .map(|args| digest::args_hash(&args.document(), scope.ignore(rule)).to_vec())
+    }
+
+    /// As they are stored: hashed by the scope's newest rule.
+    pub fn stored(self, scope: &Scope) -> StoredArgs {
+        let rule = scope.args_rule();
+        StoredArgs {
+            hash: self.hash(scope, rule),
+            rule,
+        }
+    }
+
+    /// Whether these are the arguments on record, by the rule that made the record.
+    pub fn same_as(self, stored: &StoredArgs, scope: &Scope) -> bool {
+        self.hash(scope, stored.rule) == stored.hash
+    }
+}

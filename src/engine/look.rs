@@ -1,0 +1,169 @@
+//! Looking at keys without claiming them: one MVCC snapshot, no key lock, on a standby too.
+
+use crate::engine::key::ScopedKey;
+use crate::engine::record::{self, Record};
+use crate::error::Error;
+use crate::pg::identity;
+use crate::pg::jsonb::Jsonb;
+use crate::pg::lock;
+use crate::pg::server;
+use crate::pg::spi::{self, Kind, Parameter};
+use crate::pg::table::{Mode, Snapshot};
+use crate::policy::{self, Scope};
+use crate::store::{KeyTables, scope};
+use idempotency_core::decide::{FinishedState, OpenState};
+use idempotency_core::time::{Instant, Span};
+use pgrx::pg_sys::Oid;
+
+/// The committed state of a key, as `idem_peek` and `idem_find` show it.
+#[derive(Clone, Default)]
+pub struct View {
+    pub state: &'static str,
+    pub fence: Option<i64>,
+    pub attempt: Option<i32>,
+    pub result: Option<Jsonb>,
+    pub reason: Option<String>,
+    pub run: Option<String>,
+    pub claimed_by: Option<Oid>,
+    pub claimed_pid: Option<i32>,
+    pub application_name: Option<String>,
+    pub claimed_at: Option<Instant>,
+    pub lease_expires_at: Option<Instant>,
+    pub finished_at: Option<Instant>,
+    pub window_ends_at: Option<Instant>,
+}
+
+/// A session whose open transaction holds a key.
+pub struct Holder {
+    pub pid: i32,
+    pub role: Option<Oid>,
+    pub application_name: Option<String>,
+    pub since: Option<Instant>,
+}
+
+/// One line of `idem_find`.
+pub struct Finding {
+    pub scope: String,
+    pub view: View,
+    pub holder: Option<Holder>,
+}
+
+/// The end of an outcome's window; the end of time where it never ends.
+pub fn window_end(finished_at: Instant, window: Option<Span>) -> Instant {
+    window.map_or(Instant(i64::MAX), |window| finished_at.after(window))
+}
+
+/// The state of one key.
+pub fn peek(scope_name: &str, key: Option<String>) -> Result<View, Error> {
+    let key = ScopedKey::new(scope_name, key)?;
+    let tables = KeyTables::open(Mode::Read)?;
+    let scope = policy::usable(scope_name)?;
+    let record = record::probe(&tables, &key, Snapshot::Statement)?;
+    tables.close();
+    Ok(view(record, &scope))
+}
+
+/// The key in every scope that the caller may use: its record, and the transactions that hold it now.
+pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
+    let role = identity::current_role();
+    let key = key.ok_or(Error::NullArgument("key"))?;
+    let mut findings = Vec::new();
+    let tables = KeyTables::open(Mode::Read)?;
+    for id in scope::ids()? {
+        let Some(scope) = policy::by_id(id)?.filter(|scope| scope.may_use(role)) else {
+            continue;
+        };
+        let scoped = ScopedKey::new(scope.name(), Some(key.clone()))?;
+        let view = view(
+            record::probe(&tables, &scoped, Snapshot::Statement)?,
+            &scope,
+        );
+        let holder = holder(&scoped.digest)?;
+        if view.state != ABSENT || holder.is_some() {
+            findings.push(Finding {
+                scope: scope.name().to_owned(),
+                view,
+                holder,
+            });
+        }
+    }
+    tables.close();
+    Ok(findings)
+}
+
+const ABSENT: &str = "absent";
+
+fn view(record: Record, scope: &Scope) -> View {
+    match record {
+        Record::Absent => View {
+            state: ABSENT,
+            ..View::default()
+        },
+        Record::Open(row) => View {
+            state: match row.open.state {
+                OpenState::InFlight => "in_flight",
+                OpenState::Unknown => "unknown",
+            },
+            fence: Some(row.open.fence),
+            attempt: Some(row.open.attempt),
+            reason: row.reason,
+            run: row.run,
+            claimed_by: Some(row.claimed_by),
+            claimed_pid: Some(row.claimed_pid),
+            application_name: row.application_name,
+            claimed_at: Some(row.claimed_at),
+            lease_expires_at: row.open.lease_expires_at,
+            ..View::default()
+        },
+        Record::Finished(row) => View {
+            state: match row.finished.state {
+                FinishedState::Completed => "completed",
+                FinishedState::Rejected => "rejected",
+                FinishedState::NotApplied | FinishedState::LeaseExpired => "not_applied",
+            },
+            fence: Some(row.finished.fence),
+            attempt: Some(row.finished.attempt),
+            result: row.result,
+            reason: row.reason,
+            run: row.run,
+            claimed_by: row.claimed_by,
+            claimed_at: row.claimed_at,
+            finished_at: Some(row.finished.finished_at),
+            window_ends_at: Some(window_end(row.finished.finished_at, scope.window())),
+            ..View::default()
+        },
+    }
+}
+
+/// The transaction that holds the key's lock now. Read as the tables' owner, so that ordinary roles see it too;
+/// only for keys of scopes that the caller may use.
+fn holder(digest: &[u8; 16]) -> Result<Option<Holder>, Error> {
+    let (high, low) = lock::tag_fields(digest);
+    let parameters = vec![
+        Parameter::role(server::database()),
+        Parameter::role(Oid::from(high)),
+        Parameter::role(Oid::from(low)),
+        Parameter::int4(i32::from(lock::TAG_FIELD4)),
+    ];
+    let owner = scope::tables_owner()?;
+    let holders = identity::acting_as(owner, || {
+        spi::run(
+            c"SELECT l.pid, a.usesysid, a.application_name, a.xact_start
+                FROM pg_catalog.pg_locks AS l
+                LEFT JOIN pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
+               WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.granted
+                 AND l.database OPERATOR(pg_catalog.=) $1
+                 AND l.classid OPERATOR(pg_catalog.=) $2 AND l.objid OPERATOR(pg_catalog.=) $3
+                 AND l.objsubid OPERATOR(pg_catalog.=) $4::pg_catalog.int2",
+            parameters,
+            Kind::Read,
+            |row| Holder {
+                pid: row.int4(1).unwrap_or(0),
+                role: row.oid(2),
+                application_name: row.text(3).filter(|name| !name.is_empty()),
+                since: row.instant(4),
+            },
+        )
+    });
+    Ok(holders.into_iter().next())
+}

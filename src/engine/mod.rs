@@ -1,0 +1,17 @@
+//! The protocol: claim, wait, finish, sweep. Decisions come from the core crate; rows go through `store`.
+//!
+//! Invariants (each with the test that shows it, see ARCHITECTURE.md):
+//! - a digest stands in at most one of `claim` and `outcome`;
+//! - every change of a key's rows happens under its lock, kept to the end of the transaction;
+//! - nothing in session memory outlives its subtransaction;
+//! - no borrow of session memory is held while user code may run.
+
+pub mod claim;
+pub mod finish;
+pub mod key;
+pub mod look;
+pub mod once;
+pub mod open_claims;
+pub mod record;
+pub mod sweep;
+pub mod wait;

@@ -1,0 +1,45 @@
+//! `idem_once` and `idem_call`: claim, run the effect as the caller, complete, in one call and one transaction.
+//!
+//! What is no answer to "do this once" is an error here: the caller has no row to look at.
+
+use crate::engine::claim::{self, Terms, Word};
+use crate::engine::finish::{self, Ending};
+use crate::engine::key::{Args, ScopedKey};
+use crate::error::Error;
+use crate::pg::effect;
+use crate::pg::jsonb::Jsonb;
+
+/// The result, and whether it is that of an earlier call.
+pub struct Once {
+    pub result: Option<Jsonb>,
+    pub replayed: bool,
+}
+
+/// Runs `statement` once for the key.
+pub fn once(
+    key: &ScopedKey,
+    statement: &str,
+    args: Option<Jsonb>,
+    terms: &Terms,
+) -> Result<Once, Error> {
+    let answer = claim::claim(key, Args(args), terms)?;
+    match answer.word {
+        Word::Execute => {
+            let result = effect::run(statement, args)?;
+            let result = finish::finish(key, answer.fence, Ending::Completed { result })?;
+            Ok(Once {
+                result,
+                replayed: false,
+            })
+        }
+        Word::Replay => Ok(Once {
+            result: answer.result,
+            replayed: true,
+        }),
+        Word::InProgress => Err(Error::InProgress(key.place())),
+        Word::Reconcile => Err(Error::OutcomeUnknown(key.place())),
+        Word::Rejected => Err(Error::FinalFailure(key.place())),
+        Word::Mismatch => Err(Error::KeyReused(key.place())),
+        Word::Expired => unreachable!("without issued_at no claim is expired"),
+    }
+}

@@ -1,0 +1,213 @@
+//! What this transaction holds: claims to finish, and keys whose lock it keeps.
+//!
+//! Every entry belongs to the subtransaction that made it and goes, or comes back, with it. The callbacks here
+//! run while a transaction ends: they raise nothing, except before the commit, where raising refuses it.
+
+use crate::engine::key::ScopedKey;
+use crate::error::Error;
+use crate::pg::xact::{SubTransaction, current_subtransaction};
+use crate::pg::{effect, shmem};
+use crate::store::claim::OpenRow;
+use std::cell::RefCell;
+
+#[derive(Debug)]
+enum Hold {
+    /// To be finished before COMMIT.
+    Transactional { key: ScopedKey, row: Box<OpenRow> },
+    /// A leased claim made here: an outside effect must not be finished here too.
+    Leased,
+    /// Only the lock is kept.
+    Lock,
+}
+
+#[derive(Debug)]
+struct Entry {
+    digest: [u8; 16],
+    hold: Hold,
+    made_in: SubTransaction,
+    closed_in: Option<SubTransaction>,
+}
+
+#[derive(Default)]
+struct Session {
+    entries: Vec<Entry>,
+    /// Partitions whose waiters are woken when this transaction commits.
+    wake: Vec<usize>,
+}
+
+thread_local! {
+    static SESSION: RefCell<Session> = const { RefCell::new(Session { entries: Vec::new(), wake: Vec::new() }) };
+}
+
+/// Keys whose lock this transaction keeps.
+pub fn locks_kept() -> usize {
+    SESSION.with_borrow(|session| session.entries.len())
+}
+
+/// Refuses what would fill the cluster's lock table.
+pub fn require_room(more: usize) -> Result<(), Error> {
+    let limit = crate::guc::max_claims_per_transaction();
+    if locks_kept().saturating_add(more) <= limit {
+        return Ok(());
+    }
+    Err(Error::too_large(
+        format!("this transaction would hold more than {limit} keys"),
+        "Commit in smaller batches. idempotency.max_claims_per_transaction sets the limit: each key needs a place in the shared lock table.",
+    ))
+}
+
+/// Remembers a transactional claim, as the row that a leased one would have: nothing of it is stored yet.
+pub fn add_transactional(key: &ScopedKey, row: OpenRow) {
+    add(
+        key.digest,
+        Hold::Transactional {
+            key: key.clone(),
+            row: Box::new(row),
+        },
+    );
+}
+
+/// Remembers that this transaction made a leased claim.
+pub fn add_leased(digest: [u8; 16]) {
+    add(digest, Hold::Leased);
+}
+
+/// Remembers that this transaction keeps the lock of a key that it changed.
+pub fn add_lock(digest: [u8; 16]) {
+    add(digest, Hold::Lock);
+}
+
+fn add(digest: [u8; 16], hold: Hold) {
+    let entry = Entry {
+        digest,
+        hold,
+        made_in: current_subtransaction(),
+        closed_in: None,
+    };
+    SESSION.with_borrow_mut(|session| session.entries.push(entry));
+}
+
+/// The transactional claim of this key that is still to be finished.
+pub fn transactional(digest: &[u8; 16]) -> Option<OpenRow> {
+    SESSION.with_borrow(|session| {
+        session
+            .entries
+            .iter()
+            .rev()
+            .filter(|entry| entry.is_open(digest))
+            .find_map(|entry| match &entry.hold {
+                Hold::Transactional { row, .. } => Some((**row).clone()),
+                Hold::Leased | Hold::Lock => None,
+            })
+    })
+}
+
+/// Whether this transaction keeps the lock of this key.
+pub fn holds(digest: &[u8; 16]) -> bool {
+    SESSION.with_borrow(|session| session.entries.iter().any(|entry| entry.digest == *digest))
+}
+
+/// Whether this transaction made a leased claim of this key that is not finished.
+pub fn leased_here(digest: &[u8; 16]) -> bool {
+    SESSION.with_borrow(|session| {
+        session
+            .entries
+            .iter()
+            .any(|entry| entry.is_open(digest) && matches!(entry.hold, Hold::Leased))
+    })
+}
+
+/// The claims of this key are finished, for as long as the current subtransaction lives.
+pub fn close(digest: &[u8; 16]) {
+    let here = current_subtransaction();
+    SESSION.with_borrow_mut(|session| {
+        for entry in session
+            .entries
+            .iter_mut()
+            .filter(|entry| entry.is_open(digest))
+        {
+            entry.closed_in = Some(here);
+        }
+    });
+}
+
+/// Wakes those who wait for this key, when this transaction commits.
+pub fn wake_at_commit(digest: &[u8; 16]) {
+    let partition = shmem::partition(digest);
+    SESSION.with_borrow_mut(|session| {
+        if !session.wake.contains(&partition) {
+            session.wake.push(partition);
+        }
+    });
+}
+
+/// Before COMMIT or PREPARE TRANSACTION: a transactional claim left open refuses it.
+pub fn before_commit() -> Result<(), Error> {
+    SESSION.with_borrow(|session| {
+        let mut open = session
+            .entries
+            .iter()
+            .filter(|entry| entry.closed_in.is_none())
+            .filter_map(|entry| match &entry.hold {
+                Hold::Transactional { key, .. } => Some(key.place()),
+                Hold::Leased | Hold::Lock => None,
+            });
+        match open.next() {
+            None => Ok(()),
+            Some(place) => Err(Error::LeftOpen {
+                place,
+                others: open.count(),
+            }),
+        }
+    })
+}
+
+/// The transaction has committed: its changes are visible.
+pub fn committed() {
+    let wake = SESSION.with_borrow_mut(|session| std::mem::take(&mut session.wake));
+    for partition in wake {
+        shmem::wake(partition);
+    }
+    forget();
+}
+
+/// The transaction is over for this session.
+pub fn forget() {
+    SESSION.with_borrow_mut(|session| {
+        session.entries.clear();
+        session.wake.clear();
+    });
+    effect::forget_running();
+}
+
+/// A subtransaction became part of its parent.
+pub fn subtransaction_committed(mine: SubTransaction, parent: SubTransaction) {
+    SESSION.with_borrow_mut(|session| {
+        for entry in &mut session.entries {
+            if entry.made_in == mine {
+                entry.made_in = parent;
+            }
+            if entry.closed_in == Some(mine) {
+                entry.closed_in = Some(parent);
+            }
+        }
+    });
+}
+
+/// A subtransaction is undone: what it made goes, what it finished is open again.
+pub fn subtransaction_aborted(mine: SubTransaction) {
+    SESSION.with_borrow_mut(|session| {
+        session.entries.retain(|entry| entry.made_in != mine);
+        for entry in &mut session.entries {
+            if entry.closed_in == Some(mine) {
+                entry.closed_in = None;
+            }
+        }
+    });
+}
+
+impl Entry {
+    fn is_open(&self, digest: &[u8; 16]) -> bool {
+        self.closed_in.is_none() && self.digest == *digest
+    }
+}

@@ -1,0 +1,325 @@
+//! Everything that can be raised, in one list: SQLSTATE, message, DETAIL and HINT of each.
+//!
+//! A message names scope and key and never arguments or results. Expected outcomes are not here: they are data.
+
+use std::fmt::Write as _;
+
+/// Five characters of an SQLSTATE.
+pub type SqlState = &'static [u8; 5];
+
+/// Where an error happened: the names as the caller gave them.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub scope: String,
+    pub key: String,
+}
+
+impl Place {
+    pub fn new(scope: &str, key: &str) -> Place {
+        Place {
+            scope: scope.to_owned(),
+            key: key.to_owned(),
+        }
+    }
+}
+
+/// An error as it reaches the client.
+#[derive(Clone, Debug)]
+pub enum Error {
+    /// The same key came with other arguments.
+    KeyReused(Place),
+    /// `idem_once` and `idem_call`: somebody else owns the key now.
+    InProgress(Place),
+    /// The fence is not the newest.
+    FenceLost(Place),
+    /// Nothing is claimed that this call could finish.
+    NoOpenClaim {
+        place: Place,
+        detail: &'static str,
+        hint: &'static str,
+    },
+    /// COMMIT or PREPARE TRANSACTION with a transactional claim left open.
+    LeftOpen { place: Place, others: usize },
+    /// An outside effect finished in the transaction that claimed it.
+    SameTransaction(Place),
+    /// `idem_once` and `idem_call`: an earlier attempt may have happened.
+    OutcomeUnknown(Place),
+    /// `idem_once` and `idem_call`: finished with a final failure.
+    FinalFailure(Place),
+    /// A NULL where a value is needed.
+    NullArgument(&'static str),
+    /// A value that cannot be meant.
+    BadValue { message: String, hint: String },
+    /// Unknown scope and no access: one error, so that nobody learns which.
+    NoAccess { scope: String, role: String },
+    /// May not do this to a scope.
+    NotOwner { scope: String },
+    /// May not finish what another role claimed.
+    NotClaimant(Place),
+    /// May not create scopes.
+    MayNotCreate { role: String },
+    /// A function that may not be executed or does not fit.
+    Function {
+        sqlstate: SqlState,
+        message: String,
+        hint: &'static str,
+    },
+    /// A snapshot that cannot see what is there, or a row that changed beside us.
+    Serialization {
+        place: Option<Place>,
+        detail: &'static str,
+    },
+    /// Over a limit.
+    TooLarge { message: String, hint: String },
+    /// The extension's tables are not there.
+    NotInstalled,
+    /// An index that pruning needs was dropped, renamed or is invalid.
+    IndexMissing { index: String },
+    /// A scope that still holds keys.
+    ScopeInUse { scope: String },
+    /// The write did not happen.
+    WriteSuppressed { table: &'static str },
+    /// The effect gave no row.
+    NoRow,
+    /// The effect gave more than one row.
+    TooManyRows,
+    /// The effect's row is not one jsonb.
+    WrongColumns { found: String },
+}
+
+impl Error {
+    /// An argument out of range, with what to write instead.
+    pub fn bad_value(message: impl Into<String>, hint: impl Into<String>) -> Error {
+        Error::BadValue {
+            message: message.into(),
+            hint: hint.into(),
+        }
+    }
+
+    /// Over a named limit.
+    pub fn too_large(message: impl Into<String>, hint: impl Into<String>) -> Error {
+        Error::TooLarge {
+            message: message.into(),
+            hint: hint.into(),
+        }
+    }
+
+    pub fn sqlstate(&self) -> SqlState {
+        match self {
+            Error::KeyReused(_) => b"ID001",
+            Error::InProgress(_) => b"ID002",
+            Error::FenceLost(_) => b"ID003",
+            Error::NoOpenClaim { .. } | Error::LeftOpen { .. } | Error::SameTransaction(_) => {
+                b"ID004"
+            }
+            Error::OutcomeUnknown(_) => b"ID005",
+            Error::FinalFailure(_) => b"ID006",
+            Error::NullArgument(_) => b"22004",
+            Error::BadValue { .. } => b"22023",
+            Error::NoAccess { .. }
+            | Error::NotOwner { .. }
+            | Error::NotClaimant(_)
+            | Error::MayNotCreate { .. } => b"42501",
+            Error::Function { sqlstate, .. } => sqlstate,
+            Error::Serialization { .. } => b"40001",
+            Error::TooLarge { .. } => b"54000",
+            Error::NotInstalled | Error::IndexMissing { .. } | Error::WriteSuppressed { .. } => {
+                b"55000"
+            }
+            Error::ScopeInUse { .. } => b"2BP01",
+            Error::NoRow => b"P0002",
+            Error::TooManyRows => b"21000",
+            Error::WrongColumns { .. } => b"42804",
+        }
+    }
+
+    pub fn message(&self) -> String {
+        match self {
+            Error::KeyReused(place) => {
+                format!("{} was used with different arguments", named(place))
+            }
+            Error::InProgress(place) => format!("{} is in progress", named(place)),
+            Error::FenceLost(place) => format!("the fence of {} is not the newest", named(place)),
+            Error::NoOpenClaim { place, .. } => format!(
+                "{} has no open claim that this call could finish",
+                named(place)
+            ),
+            Error::LeftOpen { place, others: 0 } => {
+                format!("{} is claimed and not finished", named(place))
+            }
+            Error::LeftOpen { place, others } => {
+                format!(
+                    "{} and {others} more are claimed and not finished",
+                    named(place)
+                )
+            }
+            Error::SameTransaction(place) => {
+                format!(
+                    "the leased claim of {} was made in this very transaction",
+                    named(place)
+                )
+            }
+            Error::OutcomeUnknown(place) => format!("the outcome of {} is unknown", named(place)),
+            Error::FinalFailure(place) => format!("{} was rejected before", named(place)),
+            Error::NullArgument(name) => format!("{name} must not be null"),
+            Error::BadValue { message, .. }
+            | Error::TooLarge { message, .. }
+            | Error::Function { message, .. } => message.clone(),
+            Error::NoAccess { scope, role } => {
+                format!(
+                    "role {} may not use scope {}, or there is none",
+                    quoted(role),
+                    quoted(scope)
+                )
+            }
+            Error::NotOwner { scope } => format!("must be owner of scope {}", quoted(scope)),
+            Error::NotClaimant(place) => format!("{} was claimed by another role", named(place)),
+            Error::MayNotCreate { role } => format!("role {} may not create scopes", quoted(role)),
+            Error::Serialization {
+                place: Some(place), ..
+            } => {
+                format!("could not serialize access to {}", named(place))
+            }
+            Error::Serialization { place: None, .. } => {
+                "could not serialize access to the records".to_owned()
+            }
+            Error::NotInstalled => {
+                "the tables of extension idempotency are not in this database".to_owned()
+            }
+            Error::IndexMissing { index } => {
+                format!("index idempotency.{index} is missing or invalid")
+            }
+            Error::ScopeInUse { scope } => format!("scope {} still holds keys", quoted(scope)),
+            Error::WriteSuppressed { table } => {
+                format!("a row of idempotency.{table} was not written: a trigger suppressed it")
+            }
+            Error::NoRow => "the effect returned no row".to_owned(),
+            Error::TooManyRows => "the effect returned more than one row".to_owned(),
+            Error::WrongColumns { found } => {
+                format!("the effect must return one column of type jsonb, not {found}")
+            }
+        }
+    }
+
+    pub fn detail(&self) -> Option<String> {
+        let text = match self {
+            Error::KeyReused(_) => {
+                "The arguments' canonical hash differs from the one on record. Nothing was changed."
+            }
+            Error::FenceLost(_) => {
+                "Somebody claimed or finished the key since this fence was given."
+            }
+            Error::NoOpenClaim { detail, .. } | Error::Serialization { detail, .. } => detail,
+            Error::LeftOpen { .. } => {
+                "A claim without lease lives in its transaction and must be finished there."
+            }
+            Error::SameTransaction(_) => {
+                "The effect is outside the database: a crash before COMMIT would forget the claim and not the effect."
+            }
+            Error::OutcomeUnknown(_) => "An earlier attempt may have had its effect.",
+            Error::NotClaimant(_) => {
+                "A claim is finished by the role that made it, its members, or the scope's owner."
+            }
+            Error::ScopeInUse { .. } => {
+                "Dropping it would forget them, and their effects could happen again."
+            }
+            Error::InProgress(_)
+            | Error::FinalFailure(_)
+            | Error::NullArgument(_)
+            | Error::BadValue { .. }
+            | Error::NoAccess { .. }
+            | Error::NotOwner { .. }
+            | Error::MayNotCreate { .. }
+            | Error::Function { .. }
+            | Error::TooLarge { .. }
+            | Error::NotInstalled
+            | Error::IndexMissing { .. }
+            | Error::WriteSuppressed { .. }
+            | Error::NoRow
+            | Error::TooManyRows
+            | Error::WrongColumns { .. } => return None,
+        };
+        Some(text.to_owned())
+    }
+
+    pub fn hint(&self) -> String {
+        match self {
+            Error::KeyReused(_) => {
+                "Another operation needs another key. If only noise differs, leave it out with idem_scope_set(..., ignore_args => ...).".to_owned()
+            }
+            Error::InProgress(_) => "Call again later with the same key, or give a longer wait.".to_owned(),
+            Error::FenceLost(_) => {
+                "Roll this transaction back, its effect with it; do not catch this error in a savepoint. idem_claim tells what happened.".to_owned()
+            }
+            Error::NoOpenClaim { hint, .. } => (*hint).to_owned(),
+            Error::LeftOpen { .. } => {
+                "Put BEGIN and COMMIT around idem_claim and idem_complete (or idem_fail, idem_release), use idem_call or idem_once, or claim with lease => an interval.".to_owned()
+            }
+            Error::SameTransaction(_) => {
+                "COMMIT after idem_claim and before the effect (many drivers hold a transaction open by themselves); idem_release gives the claim back if nothing was begun.".to_owned()
+            }
+            Error::OutcomeUnknown(_) => {
+                "Claim it with idem_claim (decision reconcile), read whether it happened, then idem_complete or idem_fail.".to_owned()
+            }
+            Error::FinalFailure(_) => "idem_peek shows the reason; a new operation needs a new key.".to_owned(),
+            Error::NullArgument(name) => format!("Give a value for {name}."),
+            Error::BadValue { hint, .. } | Error::TooLarge { hint, .. } => hint.clone(),
+            Error::NoAccess { scope, role } => format!(
+                "The scope's owner can run: SELECT idem_scope_grant({}, {}). A new scope is made with idem_scope_set.",
+                literal(scope),
+                literal(&quoted(role))
+            ),
+            Error::NotOwner { .. } => "Ask the scope's owner or a superuser.".to_owned(),
+            Error::NotClaimant(_) => "Finish it as the role that claimed it, or as the scope's owner.".to_owned(),
+            Error::MayNotCreate { role } => {
+                format!("A superuser can run: GRANT CREATE ON SCHEMA idempotency TO {}.", quoted(role))
+            }
+            Error::Function { hint, .. } => (*hint).to_owned(),
+            Error::Serialization { .. } => "The transaction might succeed if retried.".to_owned(),
+            Error::NotInstalled => "Run CREATE EXTENSION idempotency.".to_owned(),
+            Error::IndexMissing { .. } => {
+                "REINDEX it, or create it again as the extension's script does; keys are safe meanwhile.".to_owned()
+            }
+            Error::ScopeInUse { scope } => format!(
+                "Finish what is open, let the window pass (or shorten it: SELECT idem_scope_set({}, dedup_window => ...)) and CALL idempotency.sweep().",
+                literal(scope)
+            ),
+            Error::WriteSuppressed { .. } => {
+                "Make the trigger return its row: without the record the effect could happen twice.".to_owned()
+            }
+            Error::NoRow => "End the effect with a row, such as RETURNING to_jsonb(...).".to_owned(),
+            Error::TooManyRows => "Aggregate the rows into one, such as with jsonb_agg.".to_owned(),
+            Error::WrongColumns { .. } => "Wrap the row, such as RETURNING to_jsonb(t) or jsonb_build_object(...).".to_owned(),
+        }
+    }
+}
+
+fn named(place: &Place) -> String {
+    format!(
+        "key {} in scope {}",
+        quoted(&place.key),
+        quoted(&place.scope)
+    )
+}
+
+/// In double quotes on one line: control characters are escaped, names stay readable.
+pub fn quoted(name: &str) -> String {
+    let mut text = String::with_capacity(name.len() + 2);
+    text.push('"');
+    for character in name.chars() {
+        if character.is_control() {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{}", character.escape_default());
+        } else {
+            text.push(character);
+        }
+    }
+    text.push('"');
+    text
+}
+
+/// An SQL string literal of one line, for statements in hints.
+fn literal(text: &str) -> String {
+    let escaped: String = text.chars().filter(|c| !c.is_control()).collect();
+    format!("'{}'", escaped.replace('\'', "''"))
+}

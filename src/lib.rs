@@ -1,0 +1,45 @@
+//! `idempotency`: effectively-once operations inside PostgreSQL.
+//!
+//! A table of contents: `api` is what SQL sees, `engine` the protocol, `store` the rows, `pg` the only unsafe
+//! code, `worker` the upkeep. ARCHITECTURE.md is the map.
+
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod api;
+mod engine;
+mod error;
+mod guc;
+mod pg;
+mod policy;
+mod store;
+mod worker;
+
+::pgrx::pg_module_magic!(name, version);
+
+::pgrx::extension_sql_file!("../sql/10_tables.sql", name = "tables", bootstrap);
+::pgrx::extension_sql_file!("../sql/20_keys.sql", name = "keys", requires = ["tables"]);
+::pgrx::extension_sql_file!("../sql/30_scopes.sql", name = "scopes", requires = ["keys"]);
+::pgrx::extension_sql_file!(
+    "../sql/40_seeing.sql",
+    name = "seeing",
+    requires = ["scopes"]
+);
+::pgrx::extension_sql_file!(
+    "../sql/50_upkeep.sql",
+    name = "upkeep",
+    requires = ["seeing"]
+);
+
+/// Called once when the library is loaded: by the postmaster where it is preloaded, else by the first session
+/// that calls one of its functions.
+#[allow(non_snake_case)]
+#[::pgrx::pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    guc::init();
+    pg::invalidation::init();
+    pg::xact::init();
+    if pg::server::preloading() && !pg::server::binary_upgrade() {
+        pg::shmem::init();
+        pg::bgworker::register_launcher();
+    }
+}

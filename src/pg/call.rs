@@ -1,0 +1,227 @@
+//! How SQL enters: reading arguments, giving results, and the macro that makes a Rust function callable.
+
+use super::jsonb::Jsonb;
+use super::raise;
+use super::value::{self, Element, Value};
+use crate::error::Error;
+use idempotency_core::time::{Instant, interval_us};
+use pgrx::pg_sys;
+
+/// One call from SQL.
+pub struct Call(pg_sys::FunctionCallInfo);
+
+/// What a function gives back.
+pub enum Reply {
+    Void,
+    One(Value),
+    Row(Vec<Value>),
+    Rows(Vec<Vec<Value>>),
+}
+
+/// An interval argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IntervalArgument {
+    /// Its length in microseconds; months count 30 days.
+    Us(i64),
+    /// Too long to be counted, or infinite.
+    Absurd,
+}
+
+impl Call {
+    fn datum(&self, index: usize) -> Option<pg_sys::Datum> {
+        // SAFETY: the SQL declaration gives as many arguments as the function reads.
+        unsafe {
+            let argument = *(*self.0).args.as_ptr().add(index);
+            (!argument.isnull).then_some(argument.value)
+        }
+    }
+
+    /// What called us, if not a plain expression.
+    pub(super) fn context(&self) -> pg_sys::fmNodePtr {
+        // SAFETY: the call is live.
+        unsafe { (*self.0).context }
+    }
+
+    pub fn text(&self, index: usize) -> Option<String> {
+        // SAFETY: declared as text in SQL, here and below likewise.
+        self.datum(index)
+            .map(|datum| unsafe { value::string_of(datum) })
+    }
+
+    pub fn jsonb(&self, index: usize) -> Option<Jsonb> {
+        // SAFETY: an argument lives to the end of the call.
+        self.datum(index)
+            .map(|datum| unsafe { Jsonb::from_datum(datum) })
+    }
+
+    pub fn int8(&self, index: usize) -> Option<i64> {
+        self.datum(index).map(|datum| datum.value() as i64)
+    }
+
+    pub fn int4(&self, index: usize) -> Option<i32> {
+        self.datum(index).map(|datum| datum.value() as i32)
+    }
+
+    pub fn bool(&self, index: usize) -> Option<bool> {
+        self.datum(index).map(|datum| datum.value() as u8 != 0)
+    }
+
+    pub fn oid(&self, index: usize) -> Option<pg_sys::Oid> {
+        self.datum(index)
+            .map(|datum| pg_sys::Oid::from(datum.value() as u32))
+    }
+
+    pub fn timestamp(&self, index: usize) -> Option<Instant> {
+        self.int8(index).map(Instant)
+    }
+
+    pub fn interval(&self, index: usize) -> Option<IntervalArgument> {
+        self.datum(index).map(|datum| {
+            // SAFETY: an interval is passed by reference and never toasted.
+            let interval = unsafe { *datum.cast_mut_ptr::<pg_sys::Interval>() };
+            interval_us(interval.month, interval.day, interval.time)
+                .map_or(IntervalArgument::Absurd, IntervalArgument::Us)
+        })
+    }
+
+    pub fn text_array(
+        &self,
+        index: usize,
+        name: &'static str,
+    ) -> Result<Option<Vec<Option<String>>>, Error> {
+        self.array(index, name, Element::Text, |datum| unsafe {
+            value::string_of(datum)
+        })
+    }
+
+    pub fn jsonb_array(
+        &self,
+        index: usize,
+        name: &'static str,
+    ) -> Result<Option<Vec<Option<Jsonb>>>, Error> {
+        self.array(index, name, Element::Jsonb, |datum| unsafe {
+            Jsonb::from_datum(datum)
+        })
+    }
+
+    pub fn int8_array(
+        &self,
+        index: usize,
+        name: &'static str,
+    ) -> Result<Option<Vec<Option<i64>>>, Error> {
+        self.array(index, name, Element::Int8, |datum| datum.value() as i64)
+    }
+
+    fn array<T>(
+        &self,
+        index: usize,
+        name: &'static str,
+        element: Element,
+        read: impl Fn(pg_sys::Datum) -> T,
+    ) -> Result<Option<Vec<Option<T>>>, Error> {
+        let Some(datum) = self.datum(index) else {
+            return Ok(None);
+        };
+        // SAFETY: declared as an array of that element in SQL.
+        match unsafe { value::array_of(datum, element) } {
+            Some(items) => Ok(Some(
+                items.into_iter().map(|item| item.map(&read)).collect(),
+            )),
+            None => Err(Error::bad_value(
+                format!("{name} must be an array of one dimension"),
+                "Give a plain list, such as ARRAY['a', 'b'].",
+            )),
+        }
+    }
+
+    fn answer(&self, reply: Reply) -> pg_sys::Datum {
+        match reply {
+            Reply::Void => pg_sys::Datum::null(),
+            Reply::One(value) => {
+                let (datum, is_null) = value.into_datum();
+                // SAFETY: the call is live.
+                unsafe { (*self.0).isnull = is_null };
+                datum
+            }
+            Reply::Row(values) => self.row(values),
+            Reply::Rows(rows) => self.rows(rows),
+        }
+    }
+
+    fn row(&self, values: Vec<Value>) -> pg_sys::Datum {
+        // SAFETY: the function is declared with OUT columns, so its result type is composite; the values match
+        // it in number and type, as the catalogue test checks by calling each.
+        unsafe {
+            let mut descriptor: pg_sys::TupleDesc = std::ptr::null_mut();
+            pg_sys::get_call_result_type(self.0, std::ptr::null_mut(), &raw mut descriptor);
+            let descriptor = pg_sys::BlessTupleDesc(descriptor);
+            let (mut datums, mut nulls) = split(values);
+            let tuple =
+                pg_sys::heap_form_tuple(descriptor, datums.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data)
+        }
+    }
+
+    fn rows(&self, rows: Vec<Vec<Value>>) -> pg_sys::Datum {
+        // SAFETY: declared SETOF record with OUT columns; InitMaterializedSRF raises where the caller cannot
+        // take a set, and sets setDesc and setResult.
+        unsafe {
+            pg_sys::InitMaterializedSRF(self.0, 0);
+            let result = (*self.0).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            for row in rows {
+                let (mut datums, mut nulls) = split(row);
+                pg_sys::tuplestore_putvalues(
+                    (*result).setResult,
+                    (*result).setDesc,
+                    datums.as_mut_ptr(),
+                    nulls.as_mut_ptr(),
+                );
+            }
+        }
+        pg_sys::Datum::null()
+    }
+}
+
+fn split(values: Vec<Value>) -> (Vec<pg_sys::Datum>, Vec<bool>) {
+    values.into_iter().map(Value::into_datum).unzip()
+}
+
+/// Runs a function of ours for SQL. Called by `sql_function!` alone.
+///
+/// # Safety
+/// `fcinfo` must come from PostgreSQL's function manager.
+pub unsafe fn enter(
+    fcinfo: pg_sys::FunctionCallInfo,
+    body: fn(&Call) -> Result<Reply, Error>,
+) -> pg_sys::Datum {
+    // SAFETY: nothing with a destructor is on this frame.
+    unsafe {
+        raise::boundary(|| {
+            let call = Call(fcinfo);
+            body(&call).map(|reply| call.answer(reply))
+        })
+    }
+}
+
+/// Makes `fn(&Call) -> Result<Reply, Error>` callable from SQL under a C symbol (version 1 convention).
+#[macro_export]
+macro_rules! sql_function {
+    ($symbol:ident, $info:ident, $body:path) => {
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $symbol(
+            fcinfo: ::pgrx::pg_sys::FunctionCallInfo,
+        ) -> ::pgrx::pg_sys::Datum {
+            // SAFETY: called by the function manager.
+            unsafe { $crate::pg::call::enter(fcinfo, $body) }
+        }
+
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $info() -> *const ::pgrx::pg_sys::Pg_finfo_record {
+            static INFO: ::pgrx::pg_sys::Pg_finfo_record =
+                ::pgrx::pg_sys::Pg_finfo_record { api_version: 1 };
+            &raw const INFO
+        }
+    };
+}

@@ -1,0 +1,224 @@
+//! The user's effect: one SQL statement with `$1` = args, run as the caller through SPI.
+//!
+//! The caller's rights stay the caller's, and the text cannot change roles (SECURITY_LOCAL_USERID_CHANGE).
+//! Plans are kept per text in this session. Follows src/backend/executor/spi.c.
+
+use super::jsonb::Jsonb;
+use super::{identity, spi};
+use crate::error::Error;
+use pgrx::pg_sys;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::CString;
+
+/// Plans that a session keeps.
+const PLANS_MAX: usize = 64;
+
+thread_local! {
+    static PLANS: RefCell<HashMap<String, Plan>> = RefCell::new(HashMap::new());
+    /// Effects that are running, one inside the other. A plan may be freed only when none is.
+    static RUNNING: Cell<u32> = const { Cell::new(0) };
+}
+
+#[derive(Clone, Copy)]
+struct Plan(pg_sys::SPIPlanPtr);
+
+/// Runs the statement and gives back its one jsonb.
+pub fn run(text: &str, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error> {
+    identity::acting_as(identity::current_role(), || {
+        // SAFETY: SPI is connected and finished here; an error ends both with the (sub)transaction.
+        unsafe {
+            pg_sys::SPI_connect();
+            let outermost = RUNNING.get() == 0;
+            let plan = prepared(text, outermost)?;
+            RUNNING.set(RUNNING.get() + 1);
+            let result = execute(plan, args);
+            RUNNING.set(RUNNING.get() - 1);
+            pg_sys::SPI_finish();
+            result
+        }
+    })
+}
+
+/// The transaction ended, perhaps by an error inside an effect: none is running any more.
+pub fn forget_running() {
+    RUNNING.set(0);
+}
+
+unsafe fn prepared(text: &str, may_keep: bool) -> Result<Plan, Error> {
+    if let Some(plan) = PLANS.with_borrow(|plans| plans.get(text).copied()) {
+        return Ok(plan);
+    }
+    let Ok(c_text) = CString::new(&*super::text::to_server(text)) else {
+        return Err(Error::bad_value(
+            "the effect contains a NUL character",
+            "Give plain SQL text.",
+        ));
+    };
+    // SAFETY: SPI is connected; the plan lives in SPI's memory until it is kept.
+    unsafe {
+        let mut types = [pg_sys::JSONBOID];
+        let plan = pg_sys::SPI_prepare(c_text.as_ptr(), 1, types.as_mut_ptr());
+        assert!(!plan.is_null(), "SPI_prepare refuses its arguments");
+        let sources = pg_sys::SPI_plan_get_plan_sources(plan);
+        let statements = if sources.is_null() {
+            0
+        } else {
+            (*sources).length
+        };
+        if statements != 1 {
+            return Err(Error::bad_value(
+                format!("the effect must be one SQL statement, not {statements}"),
+                "Join them with WITH, or put them into a function and use idem_call.",
+            ));
+        }
+        if may_keep {
+            keep(text, Plan(plan));
+        }
+        Ok(Plan(plan))
+    }
+}
+
+unsafe fn keep(text: &str, plan: Plan) {
+    // SAFETY: no effect is running, so no kept plan is in use; the map is borrowed by nobody.
+    unsafe {
+        let full = PLANS.with_borrow(|plans| plans.len() >= PLANS_MAX);
+        if full {
+            for old in PLANS.take().into_values() {
+                pg_sys::SPI_freeplan(old.0);
+            }
+        }
+        if pg_sys::SPI_keepplan(plan.0) == 0 {
+            PLANS.with_borrow_mut(|plans| plans.insert(text.to_owned(), plan));
+        }
+    }
+}
+
+unsafe fn execute(plan: Plan, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error> {
+    let mut values = [args.map_or(pg_sys::Datum::null(), Jsonb::datum)];
+    let nulls = [if args.is_some() { b' ' } else { b'n' } as std::ffi::c_char];
+    // SAFETY: the plan has one jsonb parameter; two rows are enough to know that there are too many.
+    unsafe {
+        let code = pg_sys::SPI_execute_plan(plan.0, values.as_mut_ptr(), nulls.as_ptr(), false, 0);
+        if code == pg_sys::SPI_ERROR_TRANSACTION {
+            return Err(Error::Function {
+                sqlstate: b"2D000",
+                message: "the effect must not begin or end a transaction".to_owned(),
+                hint: "It runs inside the caller's transaction and commits with it.",
+            });
+        }
+        if code == pg_sys::SPI_ERROR_COPY {
+            return Err(Error::Function {
+                sqlstate: b"0A000",
+                message: "the effect must not be COPY to or from the client".to_owned(),
+                hint: "Use INSERT ... RETURNING.",
+            });
+        }
+        assert!(code >= 0, "SPI_execute_plan gave {code}");
+        let table = pg_sys::SPI_tuptable;
+        if table.is_null() {
+            return Err(Error::NoRow);
+        }
+        let descriptor = (*table).tupdesc;
+        if (*descriptor).natts != 1 || pg_sys::SPI_gettypeid(descriptor, 1) != pg_sys::JSONBOID {
+            return Err(Error::WrongColumns {
+                found: found_columns(descriptor),
+            });
+        }
+        match pg_sys::SPI_processed {
+            0 => Err(Error::NoRow),
+            1 => {
+                let mut is_null = false;
+                let datum = pg_sys::SPI_getbinval(*(*table).vals, descriptor, 1, &raw mut is_null);
+                Ok(if is_null {
+                    None
+                } else {
+                    Some(spi::outlive(datum))
+                })
+            }
+            _ => Err(Error::TooManyRows),
+        }
+    }
+}
+
+unsafe fn found_columns(descriptor: pg_sys::TupleDesc) -> String {
+    // SAFETY: the descriptor of the current SPI result.
+    unsafe {
+        match (*descriptor).natts {
+            1 => super::text::from_c(pg_sys::SPI_gettype(descriptor, 1)),
+            columns => format!("{columns} columns"),
+        }
+    }
+}
+
+/// A function that `idem_call` may call: exactly f(jsonb) returns jsonb on the search_path.
+pub struct Callable {
+    /// Schema and name as `idem_key` takes them.
+    pub qualified_name: String,
+    /// The statement that calls it.
+    pub statement: String,
+}
+
+/// Resolves a name, given as in SQL (`f` or `schema.f`, double quotes allowed).
+pub fn resolve(name: &str) -> Result<Callable, Error> {
+    let wrong = |sqlstate, message: String, hint| Error::Function {
+        sqlstate,
+        message,
+        hint,
+    };
+    // SAFETY: catalogue look-ups; parsing a name may raise 42601 or 42602, which says what is wrong with it.
+    unsafe {
+        let c_name = super::text::to_c(name);
+        #[cfg(feature = "pg15")]
+        let names = pg_sys::stringToQualifiedNameList(c_name);
+        #[cfg(not(feature = "pg15"))]
+        let names = pg_sys::stringToQualifiedNameList(c_name, std::ptr::null_mut());
+        let arguments = [pg_sys::JSONBOID];
+        let function = pg_sys::LookupFuncName(names, 1, arguments.as_ptr(), true);
+        if function == pg_sys::InvalidOid {
+            return Err(wrong(
+                b"42883",
+                format!(
+                    "function {}(jsonb) does not exist",
+                    crate::error::quoted(name)
+                ),
+                "idem_call takes the name of a function with one jsonb argument that is on the search_path.",
+            ));
+        }
+        if pg_sys::get_func_rettype(function) != pg_sys::JSONBOID
+            || pg_sys::get_func_retset(function)
+        {
+            return Err(wrong(
+                b"42804",
+                format!(
+                    "function {}(jsonb) does not return one jsonb",
+                    crate::error::quoted(name)
+                ),
+                "idem_call takes f(jsonb) RETURNS jsonb; wrap others, or use idem_once.",
+            ));
+        }
+        if pg_sys::get_func_prokind(function) != b'f' as std::ffi::c_char {
+            return Err(wrong(
+                b"42809",
+                format!(
+                    "{}(jsonb) is not a plain function",
+                    crate::error::quoted(name)
+                ),
+                "Procedures, aggregates and window functions cannot be called by idem_call.",
+            ));
+        }
+        let schema = super::text::from_c(pg_sys::get_namespace_name(pg_sys::get_func_namespace(
+            function,
+        )));
+        let plain = super::text::from_c(pg_sys::get_func_name(function));
+        let quoted = pg_sys::quote_qualified_identifier(
+            super::text::to_c(&schema),
+            super::text::to_c(&plain),
+        );
+        let statement = format!("SELECT {}($1)", super::text::from_c(quoted));
+        Ok(Callable {
+            qualified_name: format!("{schema}.{plain}"),
+            statement,
+        })
+    }
+}

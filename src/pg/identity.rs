@@ -1,0 +1,70 @@
+//! Who calls, what roles may do, and acting as another role for a moment.
+
+use super::text;
+use pgrx::pg_sys;
+use std::ffi::c_int;
+
+/// The role whose rights count now (`current_user`).
+pub fn current_role() -> pg_sys::Oid {
+    // SAFETY: reads a backend variable.
+    unsafe { pg_sys::GetUserId() }
+}
+
+/// Whether `member` has the rights of `role`.
+pub fn has_rights_of(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
+    // SAFETY: catalogue look-ups; a role that is gone has no members.
+    unsafe {
+        member == role || pg_sys::superuser_arg(member) || pg_sys::has_privs_of_role(member, role)
+    }
+}
+
+/// The role's name; its number where it is gone.
+pub fn role_name(role: pg_sys::Oid) -> String {
+    // SAFETY: null where there is no such role.
+    let name = unsafe { pg_sys::GetUserNameFromId(role, true) };
+    if name.is_null() {
+        role.to_u32().to_string()
+    } else {
+        text::from_c(name)
+    }
+}
+
+pub fn role_exists(role: pg_sys::Oid) -> bool {
+    // SAFETY: a catalogue look-up.
+    unsafe { !pg_sys::GetUserNameFromId(role, true).is_null() }
+}
+
+/// Whether the role may create objects in schema idempotency.
+pub fn may_create_scopes(role: pg_sys::Oid) -> bool {
+    // SAFETY: catalogue look-ups.
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(c"idempotency".as_ptr(), true);
+        if schema == pg_sys::InvalidOid {
+            return false;
+        }
+        let wanted = pg_sys::AclMode::from(pg_sys::ACL_CREATE);
+        #[cfg(feature = "pg15")]
+        let result = pg_sys::pg_namespace_aclcheck(schema, role, wanted);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::object_aclcheck(pg_sys::NamespaceRelationId, schema, role, wanted);
+        result == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
+/// Runs `body` as `role`, without the right to change roles. Where `body` raises, the abort of the
+/// (sub)transaction puts the identity back, as for SECURITY DEFINER functions.
+pub fn acting_as<T>(role: pg_sys::Oid, body: impl FnOnce() -> T) -> T {
+    let mut role_back = pg_sys::InvalidOid;
+    let mut context_back: c_int = 0;
+    // SAFETY: as fmgr_security_definer in fmgr.c.
+    unsafe {
+        pg_sys::GetUserIdAndSecContext(&raw mut role_back, &raw mut context_back);
+        pg_sys::SetUserIdAndSecContext(
+            role,
+            context_back | pg_sys::SECURITY_LOCAL_USERID_CHANGE as c_int,
+        );
+        let result = body();
+        pg_sys::SetUserIdAndSecContext(role_back, context_back);
+        result
+    }
+}

@@ -1,0 +1,135 @@
+//! Small questions to the server, and the differences between its major versions.
+
+use super::text;
+use idempotency_core::time::Instant;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// Lets a cancel, a termination or a barrier take effect; may raise.
+pub fn check_for_interrupts() {
+    pgrx::check_for_interrupts!();
+}
+
+/// The clock, as `clock_timestamp()`.
+pub fn now() -> Instant {
+    // SAFETY: reads the clock.
+    Instant(unsafe { pg_sys::GetCurrentTimestamp() })
+}
+
+/// Refuses what writes where nothing may be written: 25006 on a standby, in a read-only transaction, or
+/// inside a parallel worker. Direct access to tables checks none of this by itself.
+pub fn require_writable(command: &CStr) {
+    // SAFETY: each raises, or returns with nothing changed.
+    unsafe {
+        pg_sys::PreventCommandDuringRecovery(command.as_ptr());
+        if pg_sys::XactReadOnly {
+            pg_sys::PreventCommandIfReadOnly(command.as_ptr());
+        }
+        pg_sys::PreventCommandIfParallelMode(command.as_ptr());
+    }
+}
+
+pub fn in_recovery() -> bool {
+    // SAFETY: reads shared state.
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// REPEATABLE READ or SERIALIZABLE: one snapshot for the whole transaction.
+pub fn one_snapshot_per_transaction() -> bool {
+    // SAFETY: reads a backend variable.
+    unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+}
+
+pub fn backend_pid() -> i32 {
+    // SAFETY: reads a backend variable.
+    unsafe { pg_sys::MyProcPid }
+}
+
+pub fn database() -> pg_sys::Oid {
+    // SAFETY: reads a backend variable.
+    unsafe { pg_sys::MyDatabaseId }
+}
+
+/// The session's application_name.
+pub fn application_name() -> String {
+    // SAFETY: a C string that the setting owns, copied at once.
+    text::from_c(unsafe { pg_sys::application_name })
+}
+
+/// Makes unknown settings under `prefix` an error.
+pub fn reserve_setting_prefix(prefix: &CStr) {
+    // SAFETY: a C string.
+    unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) };
+}
+
+/// Is the extension's library being loaded by the postmaster?
+pub fn preloading() -> bool {
+    // SAFETY: reads a backend variable.
+    unsafe { pg_sys::process_shared_preload_libraries_in_progress }
+}
+
+pub fn binary_upgrade() -> bool {
+    // SAFETY: reads a backend variable.
+    unsafe { pg_sys::IsBinaryUpgrade }
+}
+
+/// The index that enforces the primary key.
+///
+/// # Safety
+/// `relation` must be open.
+pub unsafe fn primary_key_index(relation: pg_sys::Relation) -> pg_sys::Oid {
+    // SAFETY: promised by the caller.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::RelationGetPrimaryKeyIndex(relation);
+        #[cfg(feature = "pg18")]
+        return pg_sys::RelationGetPrimaryKeyIndex(relation, false);
+    }
+}
+
+/// `TupleDescAttr`, by attribute number from 1.
+///
+/// # Safety
+/// `descriptor` must be valid and have that many attributes.
+pub unsafe fn attribute(
+    descriptor: pg_sys::TupleDesc,
+    number: pg_sys::AttrNumber,
+) -> *const pg_sys::FormData_pg_attribute {
+    let at = usize::try_from(number - 1).unwrap_or(0);
+    // SAFETY: promised by the caller; in 18 the full attributes stand behind the compact ones.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return (*descriptor).attrs.as_ptr().add(at);
+        #[cfg(feature = "pg18")]
+        return (*descriptor)
+            .compact_attrs
+            .as_ptr()
+            .add(usize::try_from((*descriptor).natts).unwrap_or(0))
+            .cast::<pg_sys::FormData_pg_attribute>()
+            .add(at);
+    }
+}
+
+/// `EvalPlanQualInit` for an executor state without a plan, as logical replication apply uses it.
+///
+/// # Safety
+/// `estate` must be valid and outlive the result.
+pub unsafe fn begin_recheck(estate: *mut pg_sys::EState) -> pg_sys::EPQState {
+    let mut recheck = pg_sys::EPQState::default();
+    let none = std::ptr::null_mut();
+    // SAFETY: initialises the whole state, which holds no pointer to itself.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        pg_sys::EvalPlanQualInit(&raw mut recheck, estate, none, std::ptr::null_mut(), -1);
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::EvalPlanQualInit(
+            &raw mut recheck,
+            estate,
+            none,
+            std::ptr::null_mut(),
+            -1,
+            std::ptr::null_mut(),
+        );
+    }
+    recheck
+}

@@ -1,0 +1,243 @@
+//! Shared memory, there only when the library was preloaded: condition variables that wake waiters at commit,
+//! and what the worker says of itself. Nothing that correctness needs.
+//! Follows contrib/pg_stat_statements and src/backend/storage/lmgr/condition_variable.c.
+
+use super::server;
+use idempotency_core::time::Instant;
+use pgrx::{pg_guard, pg_sys};
+use std::ptr::addr_of_mut;
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+/// Waiters are spread over this many condition variables by their key's digest.
+pub const WAKE_PARTITIONS: usize = 64;
+/// Databases whose last sweep is remembered.
+pub const DATABASES_MAX: usize = 64;
+const ERROR_BYTES_MAX: usize = 256;
+
+/// Plain data in shared memory. Each field names what protects it.
+#[repr(C)]
+struct Shared {
+    /// Own spinlocks.
+    wake: [pg_sys::ConditionVariable; WAKE_PARTITIONS],
+    /// Atomic; 0 while no launcher runs.
+    launcher_pid: AtomicI32,
+    /// Atomic, a `Trouble`.
+    trouble: AtomicU32,
+    /// Each a set of atomics: a reader may see one sweep's time with another's count.
+    databases: [SweptDatabase; DATABASES_MAX],
+}
+
+#[repr(C)]
+struct SweptDatabase {
+    /// 0 while free; claimed by compare-and-swap.
+    oid: AtomicU32,
+    swept_at: AtomicI64,
+    leases_ended: AtomicU64,
+    outcomes_pruned: AtomicU64,
+    /// Bytes of the last error; written by the one worker of this database.
+    error_bytes: AtomicU32,
+    error: [std::sync::atomic::AtomicU8; ERROR_BYTES_MAX],
+}
+
+/// What keeps the launcher from working.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    None,
+    NoSlot,
+}
+
+/// What a worker reports of its visit to a database.
+pub struct Swept {
+    pub at: Instant,
+    pub leases_ended: u64,
+    pub outcomes_pruned: u64,
+    pub error: Option<String>,
+}
+
+static mut SHARED: *mut Shared = std::ptr::null_mut();
+static mut REQUEST_BEFORE: pg_sys::shmem_request_hook_type = None;
+static mut STARTUP_BEFORE: pg_sys::shmem_startup_hook_type = None;
+
+/// Asks for the memory; called from `_PG_init` while preloading.
+pub fn init() {
+    // SAFETY: single-threaded, in the postmaster.
+    unsafe {
+        REQUEST_BEFORE = pg_sys::shmem_request_hook;
+        pg_sys::shmem_request_hook = Some(request);
+        STARTUP_BEFORE = pg_sys::shmem_startup_hook;
+        pg_sys::shmem_startup_hook = Some(startup);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn request() {
+    // SAFETY: called by the postmaster, where asking is allowed.
+    unsafe {
+        if let Some(before) = REQUEST_BEFORE {
+            before();
+        }
+        pg_sys::RequestAddinShmemSpace(size_of::<Shared>());
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn startup() {
+    // SAFETY: under AddinShmemInitLock; all-zero is a valid start for every field but the condition variables.
+    unsafe {
+        if let Some(before) = STARTUP_BEFORE {
+            before();
+        }
+        let lock = &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock;
+        pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        let mut found = false;
+        let shared =
+            pg_sys::ShmemInitStruct(c"idempotency".as_ptr(), size_of::<Shared>(), &raw mut found)
+                .cast::<Shared>();
+        if !found {
+            std::ptr::write_bytes(shared, 0, 1);
+            for at in 0..WAKE_PARTITIONS {
+                pg_sys::ConditionVariableInit(addr_of_mut!((*shared).wake[at]));
+            }
+        }
+        SHARED = shared;
+        pg_sys::LWLockRelease(lock);
+    }
+}
+
+/// `AddinShmemInitLock`'s place among the main locks (lwlocknames.txt).
+const ADDIN_SHMEM_INIT_LOCK: usize = 21;
+
+fn shared() -> Option<&'static Shared> {
+    // SAFETY: set once in the postmaster and inherited; shared memory lives as long as the server.
+    unsafe { SHARED.as_ref() }
+}
+
+/// Was the library preloaded, so that shared memory is there?
+pub fn available() -> bool {
+    shared().is_some()
+}
+
+fn wake_variable(partition: usize) -> Option<*mut pg_sys::ConditionVariable> {
+    // SAFETY: an address within the shared struct.
+    unsafe {
+        (!SHARED.is_null()).then(|| addr_of_mut!((*SHARED).wake[partition % WAKE_PARTITIONS]))
+    }
+}
+
+/// The partition of a key's waiters.
+pub fn partition(digest: &[u8; 16]) -> usize {
+    usize::from(digest[15]) % WAKE_PARTITIONS
+}
+
+/// Wakes everybody who waits in this partition. Raises nothing: called after the commit.
+pub fn wake(partition: usize) {
+    if let Some(variable) = wake_variable(partition) {
+        // SAFETY: an initialised condition variable; broadcasting only sets latches.
+        unsafe { pg_sys::ConditionVariableBroadcast(variable) };
+    }
+}
+
+/// Sleeps until woken or `wait_ms` have passed; checks interrupts. The first call of a wait returns at once, to
+/// let the caller look again: from then on a `wake` is not missed.
+pub fn wait(partition: usize, wait_ms: i64) {
+    if let Some(variable) = wake_variable(partition) {
+        let event = pg_sys::PG_WAIT_EXTENSION;
+        // SAFETY: an initialised condition variable.
+        unsafe { pg_sys::ConditionVariableTimedSleep(variable, wait_ms, event) };
+    }
+}
+
+/// Leaves the list of waiters that `wait` joined.
+pub fn end_wait() {
+    // SAFETY: allowed at any time.
+    unsafe { pg_sys::ConditionVariableCancelSleep() };
+}
+
+/// Says that the launcher runs in this process, or (0) that it stopped.
+pub fn set_launcher_pid(pid: i32) {
+    if let Some(shared) = shared() {
+        shared.launcher_pid.store(pid, Ordering::Relaxed);
+    }
+}
+
+pub fn launcher_pid() -> i32 {
+    shared().map_or(0, |shared| shared.launcher_pid.load(Ordering::Relaxed))
+}
+
+pub fn set_trouble(trouble: Trouble) {
+    if let Some(shared) = shared() {
+        let code = match trouble {
+            Trouble::None => 0,
+            Trouble::NoSlot => 1,
+        };
+        shared.trouble.store(code, Ordering::Relaxed);
+    }
+}
+
+pub fn trouble() -> Trouble {
+    match shared().map_or(0, |shared| shared.trouble.load(Ordering::Relaxed)) {
+        0 => Trouble::None,
+        _ => Trouble::NoSlot,
+    }
+}
+
+/// Remembers a visit to the current database; dropped when all places are taken.
+pub fn report_sweep(swept: &Swept) {
+    let Some(place) = place_of(server::database(), true) else {
+        return;
+    };
+    let error = swept.error.as_deref().unwrap_or("").as_bytes();
+    let error = &error[..error.len().min(ERROR_BYTES_MAX)];
+    for (cell, byte) in place.error.iter().zip(error) {
+        cell.store(*byte, Ordering::Relaxed);
+    }
+    place
+        .error_bytes
+        .store(u32::try_from(error.len()).unwrap_or(0), Ordering::Relaxed);
+    place
+        .leases_ended
+        .store(swept.leases_ended, Ordering::Relaxed);
+    place
+        .outcomes_pruned
+        .store(swept.outcomes_pruned, Ordering::Relaxed);
+    place.swept_at.store(swept.at.0, Ordering::Release);
+}
+
+/// The last visit to the current database.
+pub fn last_sweep() -> Option<Swept> {
+    let place = place_of(server::database(), false)?;
+    let at = Instant(place.swept_at.load(Ordering::Acquire));
+    let error_bytes = place.error_bytes.load(Ordering::Relaxed) as usize;
+    let error: Vec<u8> = place
+        .error
+        .iter()
+        .take(error_bytes)
+        .map(|cell| cell.load(Ordering::Relaxed))
+        .collect();
+    Some(Swept {
+        at,
+        leases_ended: place.leases_ended.load(Ordering::Relaxed),
+        outcomes_pruned: place.outcomes_pruned.load(Ordering::Relaxed),
+        error: (!error.is_empty()).then(|| String::from_utf8_lossy(&error).into_owned()),
+    })
+}
+
+fn place_of(database: pg_sys::Oid, claim: bool) -> Option<&'static SweptDatabase> {
+    let oid = database.to_u32();
+    let places = &shared()?.databases;
+    if let Some(place) = places
+        .iter()
+        .find(|place| place.oid.load(Ordering::Acquire) == oid)
+    {
+        return Some(place);
+    }
+    if !claim {
+        return None;
+    }
+    places.iter().find(|place| {
+        place
+            .oid
+            .compare_exchange(0, oid, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    })
+}

@@ -1,0 +1,487 @@
+//! Our own tables, opened and read directly: by primary key or in index order, under a chosen snapshot.
+//!
+//! Column numbers are looked up by name and kept only until the relation changes: a DBA may add columns,
+//! rebuild indexes, or drop and create the extension while sessions are busy. Reads need no identity and ask
+//! for no privilege: whoever calls has checked access to the scope. Follows src/backend/access/index/genam.c.
+
+use super::invalidation;
+use super::jsonb::Jsonb;
+use super::raise;
+use super::value::{self, Value};
+use crate::error::Error;
+use idempotency_core::time::Instant;
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::ffi::CStr;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+/// A table of ours and the columns that the code reads and writes, in the order of the code's own numbers.
+pub struct Definition {
+    /// Its place among our tables, for the cache and the invalidation callback.
+    pub slot: usize,
+    pub name: &'static str,
+    pub c_name: &'static CStr,
+    pub columns: &'static [&'static CStr],
+}
+
+/// What was learned of a table in this session; stale when the generation has moved.
+pub(super) struct Shape {
+    generation: u64,
+    relation: pg_sys::Oid,
+    primary_key: pg_sys::Oid,
+    /// Attribute number of each of our columns.
+    pub(super) attributes: Vec<pg_sys::AttrNumber>,
+    /// Columns that are not ours, neither dropped nor generated.
+    pub(super) foreign: Vec<pg_sys::AttrNumber>,
+}
+
+thread_local! {
+    static SHAPES: RefCell<[Option<Rc<Shape>>; invalidation::WATCHED_MAX]> =
+        const { RefCell::new([const { None }; invalidation::WATCHED_MAX]) };
+}
+
+/// How strongly a table is opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Read,
+    Write,
+}
+
+/// Which row versions a scan sees.
+#[derive(Clone, Copy)]
+pub enum Snapshot {
+    /// Committed at this very moment, and our own writes (`SnapshotSelf`). Takes no predicate locks.
+    Now,
+    /// Every version, dead or alive (`SnapshotAny`).
+    Every,
+    /// The statement's MVCC snapshot.
+    Statement,
+    /// A fresh MVCC snapshot.
+    Latest,
+}
+
+/// Which rows, by what way.
+pub enum Access<'a> {
+    /// By the primary key, whose columns are compared for equality.
+    PrimaryKey(&'a [(usize, Value)]),
+    /// The primary key of one uuid column in order, from after this value.
+    AfterPrimaryKey(usize, [u8; 16]),
+    /// In the order of the index of this name: first column equal, second at least.
+    Ordered {
+        index: &'static CStr,
+        equal: (usize, i32),
+        at_least: (usize, Instant),
+    },
+    /// All rows.
+    Sequential,
+}
+
+/// An open table. Without `keep` its lock is released when it is closed.
+pub struct Table {
+    pub(super) relation: pg_sys::Relation,
+    pub(super) shape: Rc<Shape>,
+    pub(super) definition: &'static Definition,
+    mode: Mode,
+}
+
+/// A row under a scan.
+pub struct Row<'a> {
+    pub(super) tuple: pg_sys::HeapTuple,
+    pub(super) values: Vec<pg_sys::Datum>,
+    pub(super) nulls: Vec<bool>,
+    shape: &'a Shape,
+}
+
+impl Table {
+    /// Opens the table by name, waiting for its lock like any statement.
+    pub fn open(definition: &'static Definition, mode: Mode) -> Result<Table, Error> {
+        let lock_mode = lock_mode(mode);
+        loop {
+            let cached = SHAPES.with_borrow(|shapes| shapes[definition.slot].clone());
+            let relation_oid = match &cached {
+                Some(shape) if shape.generation == invalidation::generation() => shape.relation,
+                Some(_) | None => lookup(definition).ok_or(Error::NotInstalled)?,
+            };
+            // SAFETY: null where the relation is gone; taking the lock also takes in what others changed.
+            let relation = unsafe { pg_sys::try_table_open(relation_oid, lock_mode) };
+            if relation.is_null() {
+                // Dropped since we looked: forget it and look by name again.
+                SHAPES.with_borrow_mut(|shapes| shapes[definition.slot] = None);
+                super::server::check_for_interrupts();
+                continue;
+            }
+            if let Some(shape) = cached
+                && shape.generation == invalidation::generation()
+            {
+                return Ok(Table {
+                    relation,
+                    shape,
+                    definition,
+                    mode,
+                });
+            }
+            if lookup(definition) == Some(relation_oid) {
+                let shape = Rc::new(learn(definition, relation)?);
+                SHAPES.with_borrow_mut(|shapes| shapes[definition.slot] = Some(Rc::clone(&shape)));
+                return Ok(Table {
+                    relation,
+                    shape,
+                    definition,
+                    mode,
+                });
+            }
+            // SAFETY: opened above.
+            unsafe { pg_sys::table_close(relation, lock_mode) };
+        }
+    }
+
+    /// Closes the table and gives its lock back.
+    pub fn close(self) {
+        // SAFETY: opened with this mode and closed once.
+        unsafe { pg_sys::table_close(self.relation, lock_mode(self.mode)) };
+    }
+
+    /// Closes the table; its lock stays to the end of the transaction.
+    pub fn keep(self) {
+        // SAFETY: opened and closed once.
+        unsafe { pg_sys::table_close(self.relation, pg_sys::NoLock as i32) };
+    }
+
+    pub fn owner(&self) -> pg_sys::Oid {
+        // SAFETY: the relation is open.
+        unsafe { (*(*self.relation).rd_rel).relowner }
+    }
+
+    /// Visits rows until `each` breaks, and gives back what it broke with.
+    pub fn scan<T>(
+        &self,
+        access: &Access<'_>,
+        snapshot: Snapshot,
+        mut each: impl FnMut(&Row<'_>) -> ControlFlow<T>,
+    ) -> Option<T> {
+        let mut keys = self.scan_keys(access);
+        let key_count = i32::try_from(keys.len()).unwrap_or(0);
+        // SAFETY: the keys name columns of this open table with the types of their values; the scan and the
+        // snapshot end below, or with the (sub)transaction where something raises.
+        unsafe {
+            let (pointer, registered) = snapshot_pointer(snapshot);
+            let ordered_index = match access {
+                Access::Ordered { index, .. } => self.index_named(index),
+                Access::AfterPrimaryKey(..) => self.shape.primary_key,
+                Access::PrimaryKey(_) | Access::Sequential => pg_sys::InvalidOid,
+            };
+            let result = if ordered_index == pg_sys::InvalidOid {
+                let by_key = matches!(access, Access::PrimaryKey(_));
+                let scan = pg_sys::systable_beginscan(
+                    self.relation,
+                    self.shape.primary_key,
+                    by_key,
+                    pointer,
+                    key_count,
+                    keys.as_mut_ptr(),
+                );
+                let result = self.visit(&mut each, || pg_sys::systable_getnext(scan));
+                pg_sys::systable_endscan(scan);
+                result
+            } else {
+                let index = pg_sys::index_open(ordered_index, pg_sys::AccessShareLock as i32);
+                let scan = pg_sys::systable_beginscan_ordered(
+                    self.relation,
+                    index,
+                    pointer,
+                    key_count,
+                    keys.as_mut_ptr(),
+                );
+                let forward = pg_sys::ScanDirection::ForwardScanDirection;
+                let result = self.visit(&mut each, || {
+                    pg_sys::systable_getnext_ordered(scan, forward)
+                });
+                pg_sys::systable_endscan_ordered(scan);
+                pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
+                result
+            };
+            if registered {
+                pg_sys::UnregisterSnapshot(pointer);
+            }
+            result
+        }
+    }
+
+    fn visit<T>(
+        &self,
+        each: &mut impl FnMut(&Row<'_>) -> ControlFlow<T>,
+        mut next: impl FnMut() -> pg_sys::HeapTuple,
+    ) -> Option<T> {
+        loop {
+            let tuple = next();
+            if tuple.is_null() {
+                return None;
+            }
+            if let ControlFlow::Break(result) = each(&self.deform(tuple)) {
+                return Some(result);
+            }
+        }
+    }
+
+    fn deform(&self, tuple: pg_sys::HeapTuple) -> Row<'_> {
+        // SAFETY: the tuple belongs to this open relation and lives until the scan moves on; both vectors have
+        // room for all attributes.
+        unsafe {
+            let descriptor = (*self.relation).rd_att;
+            let count = usize::try_from((*descriptor).natts).unwrap_or(0);
+            let mut values = vec![pg_sys::Datum::null(); count];
+            let mut nulls = vec![true; count];
+            pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+            Row {
+                tuple,
+                values,
+                nulls,
+                shape: &self.shape,
+            }
+        }
+    }
+
+    fn scan_keys(&self, access: &Access<'_>) -> Vec<pg_sys::ScanKeyData> {
+        let equal = pg_sys::BTEqualStrategyNumber as u16;
+        match access {
+            Access::PrimaryKey(columns) => columns
+                .iter()
+                .map(|(column, value)| {
+                    let procedure = match value {
+                        Value::Uuid(_) => pg_sys::F_UUID_EQ,
+                        Value::Text(_) => pg_sys::F_TEXTEQ,
+                        Value::Oid(_) => pg_sys::F_OIDEQ,
+                        Value::Int4(_) => pg_sys::F_INT4EQ,
+                        _ => panic!("no table of ours has such a primary key"),
+                    };
+                    self.scan_key(*column, equal, procedure, value.clone())
+                })
+                .collect(),
+            Access::AfterPrimaryKey(column, after) => {
+                let greater = pg_sys::BTGreaterStrategyNumber as u16;
+                vec![self.scan_key(*column, greater, pg_sys::F_UUID_GT, Value::Uuid(*after))]
+            }
+            Access::Ordered {
+                equal: (first, value),
+                at_least: (second, from),
+                ..
+            } => {
+                let at_least = pg_sys::BTGreaterEqualStrategyNumber as u16;
+                vec![
+                    self.scan_key(*first, equal, pg_sys::F_INT4EQ, Value::Int4(*value)),
+                    self.scan_key(
+                        *second,
+                        at_least,
+                        pg_sys::F_TIMESTAMPTZ_GE,
+                        Value::Timestamp(*from),
+                    ),
+                ]
+            }
+            Access::Sequential => Vec::new(),
+        }
+    }
+
+    fn scan_key(
+        &self,
+        column: usize,
+        strategy: u16,
+        procedure: u32,
+        value: Value,
+    ) -> pg_sys::ScanKeyData {
+        let mut key = pg_sys::ScanKeyData::default();
+        // SAFETY: fills the key; the argument lives in the current memory context.
+        unsafe {
+            pg_sys::ScanKeyInit(
+                &raw mut key,
+                self.shape.attributes[column],
+                strategy,
+                pg_sys::Oid::from(procedure),
+                value.into_datum().0,
+            );
+        }
+        key
+    }
+
+    /// The valid index of this name on this table; raises where there is none.
+    fn index_named(&self, name: &CStr) -> pg_sys::Oid {
+        // SAFETY: looks a name up; the list is freed with the memory context.
+        unsafe {
+            let namespace = (*(*self.relation).rd_rel).relnamespace;
+            let index = pg_sys::get_relname_relid(name.as_ptr(), namespace);
+            let usable = pg_sys::RelationGetIndexList(self.relation);
+            if pg_sys::list_member_oid(usable, index) && pg_sys::get_index_isvalid(index) {
+                return index;
+            }
+        }
+        raise::now(Error::IndexMissing {
+            index: name.to_string_lossy().into_owned(),
+        })
+    }
+}
+
+impl Row<'_> {
+    fn datum(&self, column: usize) -> Option<pg_sys::Datum> {
+        let at = usize::try_from(self.shape.attributes[column] - 1).unwrap_or(usize::MAX);
+        (!self.nulls[at]).then(|| self.values[at])
+    }
+
+    pub fn int4(&self, column: usize) -> i32 {
+        self.datum(column).map_or(0, |datum| datum.value() as i32)
+    }
+
+    pub fn int8(&self, column: usize) -> i64 {
+        self.datum(column).map_or(0, |datum| datum.value() as i64)
+    }
+
+    pub fn char(&self, column: usize) -> u8 {
+        self.datum(column).map_or(0, |datum| datum.value() as u8)
+    }
+
+    pub fn bool(&self, column: usize) -> Option<bool> {
+        self.datum(column).map(|datum| datum.value() as u8 != 0)
+    }
+
+    pub fn optional_int4(&self, column: usize) -> Option<i32> {
+        self.datum(column).map(|datum| datum.value() as i32)
+    }
+
+    pub fn oid(&self, column: usize) -> Option<pg_sys::Oid> {
+        self.datum(column)
+            .map(|datum| pg_sys::Oid::from(datum.value() as u32))
+    }
+
+    pub fn instant(&self, column: usize) -> Option<Instant> {
+        self.datum(column)
+            .map(|datum| Instant(datum.value() as i64))
+    }
+
+    pub fn text(&self, column: usize) -> Option<String> {
+        // SAFETY: a text column; copied out while the scan holds the row.
+        self.datum(column)
+            .map(|datum| unsafe { value::string_of(datum) })
+    }
+
+    pub fn bytes(&self, column: usize) -> Option<Vec<u8>> {
+        // SAFETY: a bytea column; copied out while the scan holds the row.
+        self.datum(column)
+            .map(|datum| unsafe { value::bytes_of(datum) }.to_vec())
+    }
+
+    pub fn uuid(&self, column: usize) -> [u8; 16] {
+        // SAFETY: a uuid column is 16 bytes by reference.
+        self.datum(column).map_or([0; 16], |datum| unsafe {
+            *datum.cast_mut_ptr::<[u8; 16]>()
+        })
+    }
+
+    pub fn jsonb(&self, column: usize) -> Option<Jsonb> {
+        // SAFETY: a jsonb column; copied into the current memory context.
+        self.datum(column)
+            .map(|datum| unsafe { Jsonb::copy_datum(datum) })
+    }
+
+    pub fn text_array(&self, column: usize) -> Vec<String> {
+        // SAFETY: a text[] column.
+        self.datum(column)
+            .and_then(|datum| unsafe { value::array_of(datum, value::Element::Text) })
+            .unwrap_or_default()
+            .into_iter()
+            .flatten()
+            .map(|datum| unsafe { value::string_of(datum) })
+            .collect()
+    }
+
+    pub fn interval_us(&self, column: usize) -> Option<i64> {
+        self.datum(column).and_then(|datum| {
+            // SAFETY: an interval column, by reference.
+            let interval = unsafe { *datum.cast_mut_ptr::<pg_sys::Interval>() };
+            idempotency_core::time::interval_us(interval.month, interval.day, interval.time)
+        })
+    }
+
+    /// Where the row stands: block and offset, in index order among equal keys.
+    pub fn place(&self) -> (u32, u16) {
+        // SAFETY: the tuple is held by the scan.
+        unsafe {
+            let at = (*self.tuple).t_self;
+            (
+                (u32::from(at.ip_blkid.bi_hi) << 16) | u32::from(at.ip_blkid.bi_lo),
+                at.ip_posid,
+            )
+        }
+    }
+}
+
+fn lock_mode(mode: Mode) -> pg_sys::LOCKMODE {
+    match mode {
+        Mode::Read => pg_sys::AccessShareLock as i32,
+        Mode::Write => pg_sys::RowExclusiveLock as i32,
+    }
+}
+
+fn lookup(definition: &Definition) -> Option<pg_sys::Oid> {
+    // SAFETY: catalogue look-ups by C strings.
+    let oid = unsafe {
+        let namespace = pg_sys::get_namespace_oid(c"idempotency".as_ptr(), true);
+        if namespace == pg_sys::InvalidOid {
+            return None;
+        }
+        pg_sys::get_relname_relid(definition.c_name.as_ptr(), namespace)
+    };
+    (oid != pg_sys::InvalidOid).then_some(oid)
+}
+
+fn learn(definition: &Definition, relation: pg_sys::Relation) -> Result<Shape, Error> {
+    // SAFETY: the relation is open and locked, so its columns stand still.
+    unsafe {
+        let oid = (*relation).rd_id;
+        invalidation::watch(definition.slot, oid);
+        // Read before learning: a message that comes meanwhile makes this shape stale at once.
+        let generation = invalidation::generation();
+        let mut attributes = Vec::with_capacity(definition.columns.len());
+        for column in definition.columns {
+            let attribute = pg_sys::get_attnum(oid, column.as_ptr());
+            if attribute <= 0 {
+                return Err(Error::NotInstalled);
+            }
+            attributes.push(attribute);
+        }
+        let primary_key = super::server::primary_key_index(relation);
+        if primary_key == pg_sys::InvalidOid {
+            return Err(Error::NotInstalled);
+        }
+        let descriptor = (*relation).rd_att;
+        let foreign = (1..=(*descriptor).natts as pg_sys::AttrNumber)
+            .filter(|number| !attributes.contains(number))
+            .filter(|number| {
+                let attribute = super::server::attribute(descriptor, *number);
+                !(*attribute).attisdropped && (*attribute).attgenerated == 0
+            })
+            .collect();
+        Ok(Shape {
+            generation,
+            relation: oid,
+            primary_key,
+            attributes,
+            foreign,
+        })
+    }
+}
+
+/// The snapshot's pointer and whether it must be unregistered.
+unsafe fn snapshot_pointer(snapshot: Snapshot) -> (pg_sys::Snapshot, bool) {
+    // SAFETY: two statics that PostgreSQL never moves; the active snapshot outlives the statement.
+    unsafe {
+        match snapshot {
+            Snapshot::Now => (&raw mut pg_sys::SnapshotSelfData, false),
+            Snapshot::Every => (&raw mut pg_sys::SnapshotAnyData, false),
+            Snapshot::Statement => (pg_sys::RegisterSnapshot(pg_sys::GetActiveSnapshot()), true),
+            // PostgreSQL takes no fresh snapshot while a parallel query runs.
+            Snapshot::Latest if pg_sys::IsInParallelMode() => {
+                (pg_sys::RegisterSnapshot(pg_sys::GetActiveSnapshot()), true)
+            }
+            Snapshot::Latest => (pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()), true),
+        }
+    }
+}

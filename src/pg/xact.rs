@@ -1,0 +1,57 @@
+//! The transaction's milestones, handed to the engine: subtransactions end, the transaction is about to
+//! commit, has committed, or is gone. Follows src/backend/access/transam/xact.c.
+
+use super::raise;
+use crate::engine::open_claims;
+use pgrx::pg_sys::{SubXactEvent, XactEvent};
+use pgrx::{pg_guard, pg_sys};
+
+/// A subtransaction of this session's current transaction; the top one is 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubTransaction(u32);
+
+/// The innermost running subtransaction.
+pub fn current_subtransaction() -> SubTransaction {
+    // SAFETY: reads the transaction state.
+    SubTransaction(unsafe { pg_sys::GetCurrentSubTransactionId() })
+}
+
+/// Registers the callbacks; called once, from `_PG_init`.
+pub fn init() {
+    // SAFETY: plain functions that live as long as the library.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
+    }
+}
+
+/// Not `pg_guard`: an error of ours must leave with its SQLSTATE, and only before the commit may one leave.
+unsafe extern "C-unwind" fn transaction_event(event: XactEvent::Type, _arg: *mut std::ffi::c_void) {
+    match event {
+        XactEvent::XACT_EVENT_PRE_COMMIT | XactEvent::XACT_EVENT_PRE_PREPARE => {
+            // SAFETY: nothing with a destructor is on this frame.
+            unsafe { raise::boundary(open_claims::before_commit) }
+        }
+        XactEvent::XACT_EVENT_COMMIT => open_claims::committed(),
+        XactEvent::XACT_EVENT_ABORT | XactEvent::XACT_EVENT_PREPARE => open_claims::forget(),
+        _ => {}
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn subtransaction_event(
+    event: SubXactEvent::Type,
+    mine: pg_sys::SubTransactionId,
+    parent: pg_sys::SubTransactionId,
+    _arg: *mut std::ffi::c_void,
+) {
+    match event {
+        SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+            open_claims::subtransaction_committed(SubTransaction(mine), SubTransaction(parent));
+        }
+        SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+            open_claims::subtransaction_aborted(SubTransaction(mine))
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,258 @@
+//! Scopes as the protocol sees them: policies resolved to plain numbers, who may use and who operates them.
+//!
+//! Each session keeps the scopes that it used and reads them again when the relcache says that the tables
+//! changed. Nobody learns from here whether a scope exists that they may not use.
+
+use crate::error::Error;
+use crate::guc;
+use crate::pg::{identity, invalidation};
+use crate::store::scope::{self, ScopeRow, StoredScope, Which};
+use idempotency_core::decide::{EffectKind, Policy};
+use idempotency_core::ignore::Ignore;
+use idempotency_core::key::ScopeName;
+use idempotency_core::time::Span;
+use pgrx::pg_sys::Oid;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+const HOUR_US: i64 = 3_600_000_000;
+/// Longest lease where the scope sets none.
+const MAX_LEASE_US: i64 = HOUR_US;
+/// How long the other system remembers a key where the scope sets nothing.
+const PROVIDER_WINDOW_US: i64 = 24 * HOUR_US;
+/// Scopes that a session keeps.
+const CACHED_MAX: usize = 1_024;
+
+/// One scope.
+pub struct Scope {
+    row: ScopeRow,
+    granted_to: Vec<Oid>,
+    rules: Vec<(i32, Ignore)>,
+    no_rule: Ignore,
+}
+
+struct Cache {
+    generation: u64,
+    by_name: HashMap<String, Rc<Scope>>,
+    by_id: HashMap<i32, Option<Rc<Scope>>>,
+}
+
+thread_local! {
+    static CACHE: RefCell<Cache> =
+        RefCell::new(Cache { generation: 0, by_name: HashMap::new(), by_id: HashMap::new() });
+}
+
+/// The scope of this name, for whoever may use it. Open the key tables first: their locks hold off a
+/// concurrent `idem_scope_drop`.
+pub fn usable(name: &str) -> Result<Rc<Scope>, Error> {
+    let role = identity::current_role();
+    by_name(name)?
+        .filter(|scope| scope.may_use(role))
+        .ok_or_else(|| no_access(name, role))
+}
+
+/// The scope of this name, for whoever operates it: its owner and superusers.
+pub fn operated(name: &str) -> Result<Rc<Scope>, Error> {
+    let scope = usable(name)?;
+    if scope.operated_by(identity::current_role()) {
+        Ok(scope)
+    } else {
+        Err(Error::NotOwner {
+            scope: name.to_owned(),
+        })
+    }
+}
+
+/// The error for unknown scopes and for those without access alike.
+pub fn no_access(name: &str, role: Oid) -> Error {
+    Error::NoAccess {
+        scope: name.to_owned(),
+        role: identity::role_name(role),
+    }
+}
+
+/// The scope of this name, whoever asks.
+pub fn by_name(name: &str) -> Result<Option<Rc<Scope>>, Error> {
+    if let Some(scope) = cached(|cache| cache.by_name.get(name).map(Rc::clone)) {
+        return Ok(Some(scope));
+    }
+    let generation = invalidation::generation();
+    let found = scope::find(Which::Name(name))?.map(|stored| Rc::new(Scope::resolve(stored)));
+    if let Some(scope) = &found {
+        remember(generation, |cache| {
+            cache.by_name.insert(name.to_owned(), Rc::clone(scope));
+        });
+    }
+    Ok(found)
+}
+
+/// The scope with this id, whoever asks.
+pub fn by_id(id: i32) -> Result<Option<Rc<Scope>>, Error> {
+    if let Some(found) = cached(|cache| cache.by_id.get(&id).cloned()) {
+        return Ok(found);
+    }
+    let generation = invalidation::generation();
+    let found = scope::find(Which::Id(id))?.map(|stored| Rc::new(Scope::resolve(stored)));
+    remember(generation, |cache| {
+        cache.by_id.insert(id, found.clone());
+    });
+    Ok(found)
+}
+
+fn cached<T>(get: impl FnOnce(&Cache) -> Option<T>) -> Option<T> {
+    CACHE.with_borrow(|cache| {
+        if cache.generation == invalidation::generation() {
+            get(cache)
+        } else {
+            None
+        }
+    })
+}
+
+/// Keeps what was read under `generation`, unless something changed meanwhile.
+fn remember(generation: u64, put: impl FnOnce(&mut Cache)) {
+    if generation != invalidation::generation() {
+        return;
+    }
+    CACHE.with_borrow_mut(|cache| {
+        if cache.generation != generation || cache.by_name.len() + cache.by_id.len() >= CACHED_MAX {
+            cache.by_name.clear();
+            cache.by_id.clear();
+            cache.generation = generation;
+        }
+        put(cache);
+    });
+}
+
+impl Scope {
+    fn resolve(stored: StoredScope) -> Scope {
+        let rules = stored
+            .rules
+            .into_iter()
+            .filter_map(|(version, pointers)| {
+                let pointers: Vec<&str> = pointers.iter().map(String::as_str).collect();
+                Ignore::parse(&pointers).ok().map(|rule| (version, rule))
+            })
+            .collect();
+        Scope {
+            row: stored.row,
+            granted_to: stored.granted_to,
+            rules,
+            no_rule: Ignore::none(),
+        }
+    }
+
+    pub fn id(&self) -> i32 {
+        self.row.id
+    }
+
+    pub fn name(&self) -> &str {
+        &self.row.name
+    }
+
+    /// May this role claim and read keys here?
+    pub fn may_use(&self, role: Oid) -> bool {
+        self.operated_by(role)
+            || self
+                .granted_to
+                .iter()
+                .any(|granted| *granted == Oid::INVALID || identity::has_rights_of(role, *granted))
+    }
+
+    /// May this role change policies and finish what others claimed?
+    pub fn operated_by(&self, role: Oid) -> bool {
+        identity::has_rights_of(role, self.row.owner)
+    }
+
+    /// How long outcomes guard their keys; `None` is for ever.
+    pub fn window(&self) -> Option<Span> {
+        if self.row.keep_forever {
+            return None;
+        }
+        Some(
+            self.row
+                .dedup_window_us
+                .and_then(Span::from_us)
+                .unwrap_or_else(guc::default_window),
+        )
+    }
+
+    pub fn provider_window(&self) -> Span {
+        span_or(self.row.provider_window_us, PROVIDER_WINDOW_US)
+    }
+
+    pub fn max_lease(&self) -> Span {
+        span_or(self.row.max_lease_us, MAX_LEASE_US)
+    }
+
+    pub fn effect_kind(&self) -> EffectKind {
+        self.row
+            .effect_kind
+            .as_deref()
+            .and_then(effect_kind_of)
+            .unwrap_or(EffectKind::External)
+    }
+
+    /// How long a claim waits for another transaction.
+    pub fn wait_ms(&self) -> i64 {
+        self.row
+            .wait_us
+            .map_or_else(|| i64::from(guc::wait_ms()), |us| us / 1_000)
+    }
+
+    pub fn max_result_bytes(&self) -> usize {
+        self.row
+            .max_result_bytes
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .unwrap_or_else(guc::max_result_bytes)
+    }
+
+    /// What `decide` needs.
+    pub fn policy(&self) -> Policy {
+        Policy {
+            window: self.window(),
+            provider_window: self.provider_window(),
+            kind: self.effect_kind(),
+        }
+    }
+
+    /// Version of the rule for new hashes.
+    pub fn args_rule(&self) -> i32 {
+        self.row.args_rule
+    }
+
+    /// The rule of this version. Version 0, and one that is not there, ignore nothing.
+    pub fn ignore(&self, version: i32) -> &Ignore {
+        self.rules
+            .iter()
+            .find(|(known, _)| *known == version)
+            .map_or(&self.no_rule, |(_, rule)| rule)
+    }
+}
+
+fn span_or(us: Option<i64>, default_us: i64) -> Span {
+    us.and_then(Span::from_us)
+        .or_else(|| Span::from_us(default_us))
+        .unwrap_or(Span::from_s(1))
+}
+
+/// The kind of this name, as `idem_scope_set` takes it.
+pub fn effect_kind_of(name: &str) -> Option<EffectKind> {
+    match name {
+        "external" => Some(EffectKind::External),
+        "keyed" => Some(EffectKind::Keyed),
+        "local" => Some(EffectKind::Local),
+        _ => None,
+    }
+}
+
+/// A scope's name from an argument, checked.
+pub fn checked_name(name: Option<String>) -> Result<String, Error> {
+    let name = name.ok_or(Error::NullArgument("scope"))?;
+    ScopeName::parse(&name).map_err(|error| Error::bad_value(error.to_string(), SCOPE_HINT))?;
+    Ok(name)
+}
+
+const SCOPE_HINT: &str =
+    "A scope's name has 1 to 255 bytes; idempotency.scopes lists those that you may use.";

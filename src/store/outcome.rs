@@ -1,0 +1,215 @@
+//! `idempotency.outcome`: finished keys.
+
+use super::StoredArgs;
+use crate::error::Error;
+use crate::pg::jsonb::Jsonb;
+use crate::pg::table::{Access, Definition, Row, Snapshot, Table};
+use crate::pg::table_write::Assignments;
+use crate::pg::value::Value;
+use idempotency_core::decide::{FinishedKey, FinishedState};
+use idempotency_core::time::Instant;
+use pgrx::pg_sys::Oid;
+use std::ffi::CStr;
+use std::ops::ControlFlow;
+
+pub static DEFINITION: Definition = Definition {
+    slot: 1,
+    name: "outcome",
+    c_name: c"outcome",
+    columns: &[
+        c"digest",
+        c"finished_at",
+        c"fence",
+        c"scope_id",
+        c"attempt",
+        c"args_rule",
+        c"state",
+        c"key",
+        c"args_hash",
+        c"result",
+        c"reason",
+        c"run",
+        c"claimed_at",
+        c"claimed_by",
+    ],
+};
+
+const DIGEST: usize = 0;
+const FINISHED_AT: usize = 1;
+const FENCE: usize = 2;
+const SCOPE_ID: usize = 3;
+const ATTEMPT: usize = 4;
+const ARGS_RULE: usize = 5;
+const STATE: usize = 6;
+const KEY: usize = 7;
+const ARGS_HASH: usize = 8;
+const RESULT: usize = 9;
+const REASON: usize = 10;
+const RUN: usize = 11;
+const CLAIMED_AT: usize = 12;
+const CLAIMED_BY: usize = 13;
+
+const BY_AGE: &CStr = c"outcome_scope_id_finished_at_index";
+
+/// A row.
+#[derive(Clone)]
+pub struct OutcomeRow {
+    pub finished: FinishedKey,
+    pub scope_id: i32,
+    pub key: String,
+    pub args: StoredArgs,
+    pub result: Option<Jsonb>,
+    pub reason: Option<String>,
+    pub run: Option<String>,
+    /// When the lease was claimed, and by whom; none for a transactional claim.
+    pub claimed_at: Option<Instant>,
+    pub claimed_by: Option<Oid>,
+}
+
+/// How far a pass over a scope's outcomes has come: time, then place among equal times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor {
+    pub finished_at: Instant,
+    pub place: (u32, u16),
+}
+
+/// Before the first outcome.
+pub const CURSOR_START: Cursor = Cursor {
+    finished_at: Instant(i64::MIN),
+    place: (0, 0),
+};
+
+/// The way to a key's row.
+pub fn by_digest(digest: &[u8; 16]) -> [(usize, Value); 1] {
+    [(DIGEST, Value::Uuid(*digest))]
+}
+
+/// The row of this key.
+pub fn find(table: &Table, digest: &[u8; 16], snapshot: Snapshot) -> Option<OutcomeRow> {
+    table.scan(&Access::PrimaryKey(&by_digest(digest)), snapshot, |row| {
+        ControlFlow::Break(read(row))
+    })
+}
+
+/// Writes the row, in place of the one that stands there. Call under the key's lock.
+pub fn put(table: &Table, digest: &[u8; 16], row: &OutcomeRow) -> Result<(), Error> {
+    let replaced = table.scan(
+        &Access::PrimaryKey(&by_digest(digest)),
+        Snapshot::Now,
+        |old| ControlFlow::Break(table.update(old, write(digest, row))),
+    );
+    replaced.unwrap_or_else(|| table.insert(write(digest, row)))
+}
+
+/// Removes the row, if there is one. Call under the key's lock.
+pub fn remove(table: &Table, digest: &[u8; 16]) -> Result<(), Error> {
+    table
+        .scan(
+            &Access::PrimaryKey(&by_digest(digest)),
+            Snapshot::Now,
+            |row| ControlFlow::Break(table.delete(row)),
+        )
+        .unwrap_or(Ok(()))
+}
+
+/// Outcomes of a scope finished up to `until`, in order from after `from`, at most `limit`.
+pub fn finished_until(
+    table: &Table,
+    scope_id: i32,
+    from: Cursor,
+    until: Instant,
+    limit: usize,
+) -> Vec<([u8; 16], Cursor)> {
+    let mut found = Vec::new();
+    let access = Access::Ordered {
+        index: BY_AGE,
+        equal: (SCOPE_ID, scope_id),
+        at_least: (FINISHED_AT, from.finished_at),
+    };
+    table.scan(&access, Snapshot::Now, |row| {
+        let cursor = Cursor {
+            finished_at: row.instant(FINISHED_AT).unwrap_or(Instant(0)),
+            place: row.place(),
+        };
+        if cursor.finished_at > until || found.len() >= limit {
+            return ControlFlow::Break(());
+        }
+        if cursor > from {
+            found.push((row.uuid(DIGEST), cursor));
+        }
+        ControlFlow::Continue(())
+    });
+    found
+}
+
+/// Whether the scope has a row.
+pub fn any_of_scope(table: &Table, scope_id: i32, snapshot: Snapshot) -> bool {
+    let all = Access::Ordered {
+        index: BY_AGE,
+        equal: (SCOPE_ID, scope_id),
+        at_least: (FINISHED_AT, Instant(i64::MIN)),
+    };
+    table
+        .scan(&all, snapshot, |_| ControlFlow::Break(()))
+        .is_some()
+}
+
+fn read(row: &Row<'_>) -> OutcomeRow {
+    OutcomeRow {
+        finished: FinishedKey {
+            state: state_of(row.char(STATE)),
+            fence: row.int8(FENCE),
+            attempt: row.int4(ATTEMPT),
+            finished_at: row.instant(FINISHED_AT).unwrap_or(Instant(0)),
+        },
+        scope_id: row.int4(SCOPE_ID),
+        key: row.text(KEY).unwrap_or_default(),
+        args: StoredArgs {
+            hash: row.bytes(ARGS_HASH),
+            rule: row.int4(ARGS_RULE),
+        },
+        result: row.jsonb(RESULT),
+        reason: row.text(REASON),
+        run: row.text(RUN),
+        claimed_at: row.instant(CLAIMED_AT),
+        claimed_by: row.oid(CLAIMED_BY),
+    }
+}
+
+fn write(digest: &[u8; 16], row: &OutcomeRow) -> Assignments {
+    vec![
+        (DIGEST, Value::Uuid(*digest)),
+        (FINISHED_AT, row.finished.finished_at.into()),
+        (FENCE, row.finished.fence.into()),
+        (SCOPE_ID, row.scope_id.into()),
+        (ATTEMPT, row.finished.attempt.into()),
+        (ARGS_RULE, row.args.rule.into()),
+        (STATE, Value::Char(state_code(row.finished.state))),
+        (KEY, row.key.as_str().into()),
+        (ARGS_HASH, row.args.hash.clone().into()),
+        (RESULT, row.result.into()),
+        (REASON, row.reason.clone().into()),
+        (RUN, row.run.clone().into()),
+        (CLAIMED_AT, row.claimed_at.into()),
+        (CLAIMED_BY, row.claimed_by.into()),
+    ]
+}
+
+fn state_code(state: FinishedState) -> u8 {
+    match state {
+        FinishedState::Completed => b'c',
+        FinishedState::Rejected => b'r',
+        FinishedState::NotApplied => b'n',
+        FinishedState::LeaseExpired => b'e',
+    }
+}
+
+/// An unknown code is read as completed: nothing is executed again on a guess.
+fn state_of(code: u8) -> FinishedState {
+    match code {
+        b'r' => FinishedState::Rejected,
+        b'n' => FinishedState::NotApplied,
+        b'e' => FinishedState::LeaseExpired,
+        _ => FinishedState::Completed,
+    }
+}

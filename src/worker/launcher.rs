@@ -1,0 +1,43 @@
+//! The launcher: visits the databases in turn, one worker at a time, then naps. It has no database, so it holds
+//! up neither DROP DATABASE nor a rename.
+
+use crate::guc;
+use crate::pg::bgworker::{self, Visit};
+use crate::pg::shmem::{self, Trouble};
+use crate::pg::{latch, server};
+
+/// The life of the launcher: to the end of the server, or SIGTERM.
+pub fn main() {
+    bgworker::begin(None);
+    shmem::set_launcher_pid(server::backend_pid());
+    bgworker::clear_launcher_pid_at_exit();
+    loop {
+        bgworker::reload_if_asked();
+        if guc::worker_enabled() {
+            round();
+        }
+        bgworker::report_idle(c"napping");
+        latch::sleep(guc::naptime_ms());
+    }
+}
+
+fn round() {
+    for (database, name) in bgworker::databases() {
+        if !guc::serves_database(&name) {
+            continue;
+        }
+        server::check_for_interrupts();
+        let visit = bgworker::visit_database(database);
+        let trouble = match visit {
+            Visit::Done => Trouble::None,
+            Visit::NoSlot => Trouble::NoSlot,
+        };
+        if trouble == Trouble::NoSlot && shmem::trouble() != Trouble::NoSlot {
+            bgworker::log_no_slot();
+        }
+        shmem::set_trouble(trouble);
+        if trouble == Trouble::NoSlot {
+            return;
+        }
+    }
+}
