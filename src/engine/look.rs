@@ -34,6 +34,7 @@ pub struct View {
 }
 
 /// A session whose open transaction holds a key.
+#[derive(Clone)]
 pub struct Holder {
     pub pid: i32,
     pub role: Option<Oid>,
@@ -67,6 +68,7 @@ pub fn peek(scope_name: &str, key: Option<String>) -> Result<View, Error> {
 pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
     let role = identity::current_role();
     let key = key.ok_or(Error::NullArgument("key"))?;
+    let holders = holders()?;
     let mut findings = Vec::new();
     let tables = KeyTables::open(Mode::Read)?;
     for id in scope::ids()? {
@@ -78,7 +80,11 @@ pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
             record::probe(&tables, &scoped, Snapshot::Statement)?,
             &scope,
         );
-        let holder = holder(&scoped.digest)?;
+        let tag = lock::tag_fields(&scoped.digest);
+        let holder = holders
+            .iter()
+            .find(|(held, _)| *held == tag)
+            .map(|(_, holder)| holder.clone());
         if view.state != ABSENT || holder.is_some() {
             findings.push(Finding {
                 scope: scope.name().to_owned(),
@@ -135,35 +141,33 @@ fn view(record: Record, scope: &Scope) -> View {
     }
 }
 
-/// The transaction that holds the key's lock now. Read as the tables' owner, so that ordinary roles see it too;
-/// only for keys of scopes that the caller may use.
-fn holder(digest: &[u8; 16]) -> Result<Option<Holder>, Error> {
-    let (high, low) = lock::tag_fields(digest);
+/// The two halves of a lock tag, and who holds it.
+type HeldTag = ((u32, u32), Holder);
+
+/// The transactions that hold keys of this database now, by the two halves of the key's lock tag. Read as the
+/// tables' owner, so that ordinary roles see them too; shown only for keys of scopes that the caller may use.
+fn holders() -> Result<Vec<HeldTag>, Error> {
     let parameters = vec![
         Parameter::role(server::database()),
-        Parameter::role(Oid::from(high)),
-        Parameter::role(Oid::from(low)),
         Parameter::int4(i32::from(lock::TAG_FIELD4)),
     ];
+    let text = c"SELECT l.classid, l.objid, l.pid, a.usesysid, a.application_name, a.xact_start
+           FROM pg_catalog.pg_locks AS l
+           LEFT JOIN pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
+          WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.granted
+            AND l.database OPERATOR(pg_catalog.=) $1
+            AND l.objsubid OPERATOR(pg_catalog.=) $2::pg_catalog.int2";
     let owner = scope::tables_owner()?;
-    let holders = identity::acting_as(owner, || {
-        spi::run(
-            c"SELECT l.pid, a.usesysid, a.application_name, a.xact_start
-                FROM pg_catalog.pg_locks AS l
-                LEFT JOIN pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
-               WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.granted
-                 AND l.database OPERATOR(pg_catalog.=) $1
-                 AND l.classid OPERATOR(pg_catalog.=) $2 AND l.objid OPERATOR(pg_catalog.=) $3
-                 AND l.objsubid OPERATOR(pg_catalog.=) $4::pg_catalog.int2",
-            parameters,
-            Kind::Read,
-            |row| Holder {
-                pid: row.int4(1).unwrap_or(0),
-                role: row.oid(2),
-                application_name: row.text(3).filter(|name| !name.is_empty()),
-                since: row.instant(4),
-            },
-        )
-    });
-    Ok(holders.into_iter().next())
+    let half = |value: Option<Oid>| value.map_or(0, Oid::to_u32);
+    Ok(identity::acting_as(owner, || {
+        spi::run(text, parameters, Kind::Read, |row| {
+            let holder = Holder {
+                pid: row.int4(3).unwrap_or(0),
+                role: row.oid(4),
+                application_name: row.text(5).filter(|name| !name.is_empty()),
+                since: row.instant(6),
+            };
+            ((half(row.oid(1)), half(row.oid(2))), holder)
+        })
+    }))
 }

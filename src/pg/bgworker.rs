@@ -1,7 +1,8 @@
 //! Background worker plumbing: registering the launcher, starting one worker per database, transactions of
 //! their own. Follows src/test/modules/worker_spi and src/backend/postmaster/autovacuum.c.
 
-use super::server;
+use super::{raise, server};
+use crate::error::Error;
 use pgrx::{pg_guard, pg_sys};
 use std::ffi::{CStr, c_char};
 
@@ -122,18 +123,29 @@ pub fn set_option(name: &CStr, value: &CStr) {
     }
 }
 
-/// Runs `body` in a transaction of its own with a snapshot, and says in pg_stat_activity what it does.
-pub fn transaction<T>(activity: &CStr, body: impl FnOnce() -> T) -> T {
-    // SAFETY: outside any transaction. An error leaves this function as a panic and ends the process, which
-    // aborts the transaction.
+/// Runs `body` in a transaction of its own with a snapshot, and says in pg_stat_activity what it does. An error
+/// of any kind aborts the transaction, goes to the log and comes back as its message.
+pub fn transaction<T>(
+    activity: &CStr,
+    body: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, String> {
+    // SAFETY: outside any transaction; what raises is caught, and the abort cleans up behind it, as the outer
+    // error handler of an ordinary backend does.
     unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
-        pg_sys::StartTransactionCommand();
-        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, activity.as_ptr());
-        let result = body();
-        pg_sys::PopActiveSnapshot();
-        pg_sys::CommitTransactionCommand();
+        let result = raise::catch_message(|| {
+            pg_sys::StartTransactionCommand();
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            let value = body()?;
+            pg_sys::PopActiveSnapshot();
+            pg_sys::CommitTransactionCommand();
+            Ok(value)
+        });
+        if let Err(message) = &result {
+            pg_sys::AbortCurrentTransaction();
+            pgrx::log!("idempotency: {message}");
+        }
         pg_sys::pgstat_report_stat(true);
         pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null());
         result
@@ -165,7 +177,7 @@ unsafe extern "C-unwind" fn launcher_exits(_code: std::ffi::c_int, _argument: pg
 }
 
 /// Databases that can be connected to, templates aside: number and name.
-pub fn databases() -> Vec<(pg_sys::Oid, String)> {
+pub fn databases() -> Result<Vec<(pg_sys::Oid, String)>, String> {
     transaction(c"listing databases", || {
         let mut found = Vec::new();
         // SAFETY: a scan of a shared catalogue; the row is read while the scan holds it.
@@ -201,7 +213,7 @@ pub fn databases() -> Vec<(pg_sys::Oid, String)> {
             pg_sys::systable_endscan(scan);
             pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
         }
-        found
+        Ok(found)
     })
 }
 

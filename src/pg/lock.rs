@@ -6,6 +6,7 @@
 
 use super::raise::{self, Caught};
 use idempotency_core::digest;
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockAcquireResult;
 
@@ -67,11 +68,10 @@ impl KeyLock {
                     pg_sys::CurrentMemoryContext = context;
                     pg_sys::CurrentResourceOwner = owner;
                     match caught {
-                        Caught::Postgres { code, .. }
-                            if code == pgrx::PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE =>
-                        {
-                            None
-                        }
+                        Caught::Postgres {
+                            code: PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
+                            ..
+                        } => None,
                         caught @ (Caught::Postgres { .. } | Caught::Other(_)) => caught.resume(),
                     }
                 }

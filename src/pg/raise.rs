@@ -117,7 +117,7 @@ fn built(error: &Error) -> Leaving {
 }
 
 fn build(sqlstate: c_int, message: &str, detail: Option<&str>, hint: Option<&str>) -> Leaving {
-    let c_text = |text: Option<&str>| text.map_or(std::ptr::null(), |text| super::text::to_c(text));
+    let c_text = |text: Option<&str>| text.map_or(std::ptr::null(), super::text::to_c);
     Leaving::Built {
         sqlstate,
         message: c_text(Some(message)),
@@ -250,4 +250,17 @@ pub fn catch<T>(body: impl FnOnce() -> T) -> Result<T, Caught> {
             }
         }
     })
+}
+
+/// The message of whatever ended `body`, for a caller that aborts the transaction and goes on.
+pub fn catch_message<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, String> {
+    match catch(body) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.message()),
+        Err(Caught::Postgres { message, .. }) => Err(message),
+        Err(Caught::Other(panic)) => Err(match panic.downcast_ref::<Error>() {
+            Some(error) => error.message(),
+            None => "internal error in extension idempotency".to_owned(),
+        }),
+    }
 }

@@ -222,6 +222,17 @@ pub fn last_sweep() -> Option<Swept> {
     })
 }
 
+/// Frees the places of databases that are gone. The launcher alone calls this, while no sweeper runs.
+pub fn forget_other_databases(existing: impl Iterator<Item = pg_sys::Oid>) {
+    let Some(shared) = shared() else { return };
+    let existing: Vec<u32> = existing.map(pg_sys::Oid::to_u32).collect();
+    for place in &shared.databases {
+        if !existing.contains(&place.oid.load(Ordering::Acquire)) {
+            place.oid.store(0, Ordering::Release);
+        }
+    }
+}
+
 fn place_of(database: pg_sys::Oid, claim: bool) -> Option<&'static SweptDatabase> {
     let oid = database.to_u32();
     let places = &shared()?.databases;

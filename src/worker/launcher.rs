@@ -22,7 +22,12 @@ pub fn main() {
 }
 
 fn round() {
-    for (database, name) in bgworker::databases() {
+    // The next round tries again.
+    let Ok(databases) = bgworker::databases() else {
+        return;
+    };
+    shmem::forget_other_databases(databases.iter().map(|(database, _)| *database));
+    for (database, name) in databases {
         if !guc::serves_database(&name) {
             continue;
         }

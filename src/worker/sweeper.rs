@@ -36,21 +36,21 @@ fn visit() {
         server::check_for_interrupts();
         let batch = bgworker::transaction(c"sweeping expired leases and old outcomes", || {
             if !bgworker::extension_is_here() || server::in_recovery() {
-                return None;
+                return Ok(None);
             }
-            Some(sweep::batch(&mut pass))
+            sweep::batch(&mut pass).map(Some)
         });
         match batch {
-            None => return,
-            Some(Ok(batch)) => {
+            Ok(None) => return,
+            Ok(Some(batch)) => {
                 swept.leases_ended += u64::from(batch.leases_ended);
                 swept.outcomes_pruned += u64::from(batch.outcomes_pruned);
                 if !batch.more {
                     break;
                 }
             }
-            Some(Err(error)) => {
-                swept.error = Some(error.message());
+            Err(message) => {
+                swept.error = Some(message);
                 break;
             }
         }
