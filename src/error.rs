@@ -75,6 +75,8 @@ pub enum Error {
     NotInstalled,
     /// An index that pruning needs was dropped, renamed or is invalid.
     IndexMissing { index: String },
+    /// Dropping a scope while transactions that have claimed are open.
+    DropBusy,
     /// A scope that still holds keys.
     ScopeInUse { scope: String },
     /// The write did not happen.
@@ -127,6 +129,7 @@ impl Error {
                 b"55000"
             }
             Error::ScopeInUse { .. } => b"2BP01",
+            Error::DropBusy => b"55P03",
             Error::NoRow => b"P0002",
             Error::TooManyRows => b"21000",
             Error::WrongColumns { .. } => b"42804",
@@ -189,6 +192,7 @@ impl Error {
             Error::IndexMissing { index } => {
                 format!("index idempotency.{index} is missing or invalid")
             }
+            Error::DropBusy => "transactions that have claimed keys are open".to_owned(),
             Error::ScopeInUse { scope } => format!("scope {} still holds keys", quoted(scope)),
             Error::WriteSuppressed { table } => {
                 format!("a row of idempotency.{table} was not written: a trigger suppressed it")
@@ -234,6 +238,7 @@ impl Error {
             | Error::TooLarge { .. }
             | Error::NotInstalled
             | Error::IndexMissing { .. }
+            | Error::DropBusy
             | Error::WriteSuppressed { .. }
             | Error::NoRow
             | Error::TooManyRows
@@ -280,6 +285,7 @@ impl Error {
             Error::IndexMissing { .. } => {
                 "REINDEX it, or create it again as the extension's script does; keys are safe meanwhile.".to_owned()
             }
+            Error::DropBusy => "Try again when they have ended; the drop waits a second and no longer, so as not to hold up others.".to_owned(),
             Error::ScopeInUse { scope } => format!(
                 "Finish what is open, let the window pass (or shorten it: SELECT idem_scope_set({}, dedup_window => ...)) and CALL idempotency.sweep().",
                 literal(scope)

@@ -41,21 +41,13 @@ impl KeyLock {
             return KeyLock::try_acquire(digest);
         }
         let tag = tag(digest);
-        // SAFETY: the subtransaction is ended on both paths, as in plpgsql's exec_stmt_block; LockTimeout is
-        // read when the wait begins, and put back on both paths.
+        // SAFETY: the subtransaction is ended on both paths, as in plpgsql's exec_stmt_block.
         unsafe {
             let context = pg_sys::CurrentMemoryContext;
             let owner = pg_sys::CurrentResourceOwner;
-            let user_timeout_ms = pg_sys::LockTimeout;
             pg_sys::BeginInternalSubTransaction(std::ptr::null());
             pg_sys::CurrentMemoryContext = context;
-            pg_sys::LockTimeout = if user_timeout_ms > 0 {
-                wait_ms.min(user_timeout_ms)
-            } else {
-                wait_ms
-            };
-            let outcome = raise::catch(|| acquire(&tag, false));
-            pg_sys::LockTimeout = user_timeout_ms;
+            let outcome = within(wait_ms, || acquire(&tag, false));
             match outcome {
                 Ok(_) => {
                     pg_sys::ReleaseCurrentSubTransaction();
@@ -85,6 +77,22 @@ impl KeyLock {
             // SAFETY: the tag was acquired once for this value, under the same kind of owner.
             unsafe { pg_sys::LockRelease(&raw const self.0, pg_sys::ExclusiveLock as i32, false) }
         });
+    }
+}
+
+/// Runs `body`, whose waits for locks end with 55P03 after `wait_ms`, or `lock_timeout` where that is shorter.
+pub fn within<T>(wait_ms: i32, body: impl FnOnce() -> T) -> Result<T, Caught> {
+    // SAFETY: the setting's variable is read when a wait begins, and put back on both paths.
+    unsafe {
+        let user_timeout_ms = pg_sys::LockTimeout;
+        pg_sys::LockTimeout = if user_timeout_ms > 0 {
+            wait_ms.min(user_timeout_ms)
+        } else {
+            wait_ms
+        };
+        let outcome = raise::catch(body);
+        pg_sys::LockTimeout = user_timeout_ms;
+        outcome
     }
 }
 

@@ -3,8 +3,11 @@
 
 use crate::error::Error;
 use crate::pg::identity;
+use crate::pg::lock;
+use crate::pg::raise::Caught;
 use crate::pg::spi::{self, Kind, Parameter};
 use crate::pg::table::{Access, Definition, Mode, Row, Snapshot, Table};
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 use std::ffi::CStr;
 use std::ops::ControlFlow;
@@ -80,17 +83,22 @@ pub enum Which<'a> {
 /// Reads a scope with its grants and rules; `default` is there without a row.
 pub fn find(which: Which<'_>) -> Result<Option<StoredScope>, Error> {
     let table = Table::open(&SCOPE, Mode::Read)?;
-    let stored = table.scan(&Access::Sequential, Snapshot::Latest, |row| {
-        let matches = match which {
-            Which::Name(name) => row.text(1).as_deref() == Some(name),
-            Which::Id(id) => row.int4(0) == id,
-        };
-        if matches {
-            ControlFlow::Break(read(row))
-        } else {
-            ControlFlow::Continue(())
-        }
-    });
+    let look = || {
+        table.scan(&Access::Sequential, Snapshot::Now, |row| {
+            let matches = match which {
+                Which::Name(name) => row.text(1).as_deref() == Some(name),
+                Which::Id(id) => row.int4(0) == id,
+            };
+            if matches {
+                ControlFlow::Break(read(row))
+            } else {
+                ControlFlow::Continue(())
+            }
+        })
+    };
+    // No predicate locks on the scopes. A scan may miss a row whose replacement commits under it; the next one
+    // finds it.
+    let stored = look().or_else(look);
     let is_default = match which {
         Which::Name(name) => name == DEFAULT_NAME,
         Which::Id(id) => id == DEFAULT_ID,
@@ -117,7 +125,7 @@ pub fn find(which: Which<'_>) -> Result<Option<StoredScope>, Error> {
 pub fn ids() -> Result<Vec<i32>, Error> {
     let table = Table::open(&SCOPE, Mode::Read)?;
     let mut ids = vec![DEFAULT_ID];
-    table.scan(&Access::Sequential, Snapshot::Latest, |row| {
+    table.scan(&Access::Sequential, Snapshot::Now, |row| {
         if row.int4(0) != DEFAULT_ID {
             ids.push(row.int4(0));
         }
@@ -166,14 +174,23 @@ pub fn lock_for_change() -> Result<(), Error> {
     )
 }
 
-/// Waits for whoever has claimed and not committed, and holds off new claims of any scope.
+/// Waits for whoever has claimed and not committed, and holds off new claims of any scope. Gives up soon: those
+/// who come after it in the queue would wait too.
 pub fn lock_keys_for_drop() -> Result<(), Error> {
     lock_for_change()?;
-    execute(
-        c"LOCK TABLE idempotency.claim, idempotency.outcome IN SHARE MODE",
-        Vec::new(),
-    )
+    let text = c"LOCK TABLE idempotency.claim, idempotency.outcome IN SHARE MODE";
+    match lock::within(DROP_WAIT_MS, || execute(text, Vec::new())) {
+        Ok(result) => result,
+        Err(Caught::Postgres {
+            code: PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
+            ..
+        }) => Err(Error::DropBusy),
+        Err(caught @ (Caught::Postgres { .. } | Caught::Other(_))) => caught.resume(),
+    }
 }
+
+/// How long a drop waits for transactions that have claimed.
+const DROP_WAIT_MS: i32 = 1_000;
 
 /// Stores a new scope. Call under `lock_for_change`.
 pub fn create(name: &str, owner: Oid) -> Result<(), Error> {
@@ -303,7 +320,7 @@ fn visit(
     mut each: impl FnMut(&Row<'_>),
 ) -> Result<(), Error> {
     let table = Table::open(definition, Mode::Read)?;
-    table.scan(&Access::Sequential, Snapshot::Latest, |row| {
+    table.scan(&Access::Sequential, Snapshot::Now, |row| {
         if row.int4(0) == scope_id {
             each(row);
         }
