@@ -76,7 +76,7 @@ fmt: ## format the Rust code
 setup: ## what demo, test and lint do first: system packages and cargo-pgrx
 	@scripts/setup.sh build tap fuzz lint
 
-env: ## shell lines that make plain cargo commands share these builds: eval "$$(make -s env)"
+env: ## shell lines that make plain cargo commands share these builds: eval "$(make -s env)"
 	@scripts/build.sh --env
 
 clean: ## remove what was built, keep the tools

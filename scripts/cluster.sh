@@ -52,10 +52,14 @@ cluster_crash_and_restart() {
     cluster_start
 }
 
-# Ends and removes the cluster; for traps: never fails, and does nothing when there is none.
+# Ends every server below CLUSTER_DIR (an interrupted TAP test may leave some) and removes the folder. For traps: never
+# fails, and does nothing when there is none.
 cluster_destroy() {
+    local pid_file
     [[ -n ${CLUSTER_DIR:-} && -d $CLUSTER_DIR ]] || return 0
-    [[ ! -e $CLUSTER_DIR/data/postmaster.pid ]] || cluster_stop immediate >/dev/null 2>&1 || true
+    while IFS= read -r pid_file; do
+        as_pg "$PG_BINDIR/pg_ctl" -s -w -D "$(dirname "$pid_file")" -m immediate stop >/dev/null 2>&1 </dev/null || true
+    done < <(find "$CLUSTER_DIR" -name postmaster.pid 2>/dev/null)
     rm -rf "$CLUSTER_DIR" || true
     CLUSTER_DIR=
 }

@@ -25,8 +25,9 @@ regress_command() {
         regress) runner=regress/pg_regress database=contrib_regression ;;
         isolation) runner=isolation/pg_isolation_regress database=isolation_regression ;;
     esac
+    # In the foreground, so that Ctrl-C reaches it too.
     # shellcheck disable=SC2034
-    command=(timeout -k 30 "$REGRESS_SECONDS_MAX" "$PG_TESTLIB/$runner" --bindir="$PG_BINDIR"
+    command=(timeout --foreground -k 30 "$REGRESS_SECONDS_MAX" "$PG_TESTLIB/$runner" --bindir="$PG_BINDIR"
         --inputdir="$2" --outputdir="$3" --dbname="$database" --encoding=UTF8 --no-locale
         --load-extension=idempotency)
 }

@@ -157,8 +157,8 @@ tap_file() {
     # shellcheck disable=SC2016
     as_pg env RUST_BACKTRACE=1 PATH="$PG_BINDIR:$PATH" PG_REGRESS="$PG_TESTLIB/regress/pg_regress" \
         TESTDIR="$work" TESTDATADIR="$work/tmp_check" TESTLOGDIR="$work/tmp_check/log" \
-        PG_TEST_TIMEOUT_DEFAULT=180 PG_TEST_PORT_DIR="$work" \
-        bash -c 'cd "$1" && exec timeout -k 60 "$2" prove --verbose -I lib -I "$3" "$4"' - \
+        PG_TEST_TIMEOUT_DEFAULT=180 PG_TEST_PORT_DIR="$work" TMPDIR="$CLUSTER_DIR" \
+        bash -c 'cd "$1" && exec timeout --foreground -k 60 "$2" prove --verbose -I lib -I "$3" "$4"' - \
         "$work" "$TAP_FILE_SECONDS_MAX" "$PG_TESTLIB/perl" "$name.pl"
 }
 

@@ -36,14 +36,15 @@ CREATE VIEW idempotency.records WITH (security_barrier) AS
            k.claimed_by, k.application_name, k.claimed_at, k.lease_expires_at, k.finished_at, k.window_ends_at,
            k.reason, k.result
       FROM (SELECT c.scope_id, c.key,
-                   CASE c.state WHEN 'f' THEN 'in_flight' ELSE 'unknown' END AS state,
+                   CASE WHEN c.state OPERATOR(pg_catalog.=) 'f' THEN 'in_flight' ELSE 'unknown' END AS state,
                    c.attempt, c.fence, c.run, c.claimed_by, c.application_name, c.claimed_at, c.lease_expires_at,
                    NULL::pg_catalog.timestamptz AS finished_at, NULL::pg_catalog.timestamptz AS window_ends_at,
                    c.reason, NULL::pg_catalog.jsonb AS result
               FROM idempotency.claim AS c
             UNION ALL
             SELECT o.scope_id, o.key,
-                   CASE o.state WHEN 'c' THEN 'completed' WHEN 'r' THEN 'rejected' ELSE 'not_applied' END,
+                   CASE WHEN o.state OPERATOR(pg_catalog.=) 'c' THEN 'completed'
+                        WHEN o.state OPERATOR(pg_catalog.=) 'r' THEN 'rejected' ELSE 'not_applied' END,
                    o.attempt, o.fence, o.run, o.claimed_by, NULL, o.claimed_at, NULL,
                    o.finished_at, idempotency.window_ends_at(o.scope_id, o.finished_at),
                    o.reason, o.result
