@@ -37,7 +37,7 @@ mod worker;
 pub extern "C-unwind" fn _PG_init() {
     guc::init();
     pg::invalidation::init();
-    pg::xact::init();
+    pg::xact::init(engine::open_claims::MILESTONES);
     if pg::server::preloading() && !pg::server::binary_upgrade() {
         pg::shmem::init();
         pg::bgworker::register_launcher();

@@ -1,6 +1,7 @@
 //! Arguments that several functions take, checked once.
 
-use crate::engine::key::ScopedKey;
+use crate::engine::claim::Terms;
+use crate::engine::key::{ScopedKey, checked_run};
 use crate::error::Error;
 use crate::pg::call::{Call, IntervalArgument};
 use crate::policy::{self, Scope};
@@ -13,6 +14,20 @@ const LEASE_US_MIN: i64 = 1_000;
 pub fn scoped_key(call: &Call, key: usize, scope: usize) -> Result<ScopedKey, Error> {
     let scope = policy::checked_name(call.text(scope))?;
     ScopedKey::new(&scope, call.text(key))
+}
+
+/// Lease, wait and run, three arguments in a row from index 3.
+pub fn leased_terms(call: &Call, scope: &str) -> Result<Terms, Error> {
+    let scope = policy::usable(scope)?;
+    Ok(Terms {
+        lease: call
+            .interval(3)
+            .map(|given| lease(given, &scope))
+            .transpose()?,
+        wait_us: wait_us(call.interval(4))?,
+        run: checked_run(call.text(5))?,
+        issued_at: None,
+    })
 }
 
 /// A lease between a millisecond and the scope's `max_lease`.

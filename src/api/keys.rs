@@ -3,7 +3,7 @@
 use super::arguments;
 use crate::engine::claim::{self, Answer, Terms};
 use crate::engine::finish::{self, Ending};
-use crate::engine::key::{Args, checked_run};
+use crate::engine::key::Args;
 use crate::error::Error;
 use crate::pg::call::{Call, Reply};
 use crate::pg::server;
@@ -21,15 +21,9 @@ sql_function!(idem_renew, pg_finfo_idem_renew, renew);
 fn claim(call: &Call) -> Result<Reply, Error> {
     server::require_writable(c"idem_claim()");
     let key = arguments::scoped_key(call, 0, 2)?;
-    let scope = policy::usable(&key.scope)?;
     let terms = Terms {
-        lease: call
-            .interval(3)
-            .map(|lease| arguments::lease(lease, &scope))
-            .transpose()?,
-        wait_us: arguments::wait_us(call.interval(4))?,
-        run: checked_run(call.text(5))?,
         issued_at: call.timestamp(6).map(finite).transpose()?,
+        ..arguments::leased_terms(call, &key.scope)?
     };
     let answer = claim::claim(&key, Args(call.jsonb(1)), &terms)?;
     Ok(Reply::Row(columns(answer)))

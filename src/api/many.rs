@@ -1,9 +1,9 @@
 //! `idem_claim_many`, `idem_complete_many`.
 
 use super::{arguments, keys};
-use crate::engine::claim::{self, BATCH_KEYS_MAX, Terms};
+use crate::engine::claim::{self, BATCH_KEYS_MAX};
 use crate::engine::finish::{self, Ending};
-use crate::engine::key::{Args, ScopedKey, checked_run};
+use crate::engine::key::{Args, ScopedKey};
 use crate::error::Error;
 use crate::pg::call::{Call, Reply};
 use crate::pg::server;
@@ -26,16 +26,7 @@ fn claim_many(call: &Call) -> Result<Reply, Error> {
         None => vec![Args(None); keys.len()],
         Some(args) => same_length(args.into_iter().map(Args).collect(), keys.len(), "args")?,
     };
-    let scope = policy::usable(&scope_name)?;
-    let terms = Terms {
-        lease: call
-            .interval(3)
-            .map(|lease| arguments::lease(lease, &scope))
-            .transpose()?,
-        wait_us: arguments::wait_us(call.interval(4))?,
-        run: checked_run(call.text(5))?,
-        issued_at: None,
-    };
+    let terms = arguments::leased_terms(call, &scope_name)?;
     let answers = claim::claim_many(&keys, &args, &terms)?;
     let rows = keys
         .iter()

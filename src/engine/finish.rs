@@ -1,25 +1,23 @@
 //! Ending a claim: complete, fail, release; and renewing its lease.
 //!
-//! A transactional claim is found in this transaction's memory, a leased one by its fence. The last owner may
-//! finish late, after its lease ended and after a sweep, as long as nobody claimed since.
+//! The last owner may finish late, after its lease ended and after a sweep, as long as nobody claimed since.
 
 use crate::engine::key::ScopedKey;
 use crate::engine::open_claims;
-use crate::engine::record::{self, Record};
+use crate::engine::standing::{Held, HeldMode, Standing, ended_already, stand};
 use crate::error::Error;
 use crate::pg::jsonb::Jsonb;
 use crate::pg::lock::KeyLock;
-use crate::pg::table::{Mode, Snapshot};
-use crate::pg::{identity, server};
+use crate::pg::server;
+use crate::pg::table::Mode;
 use crate::policy::{self, Scope};
 use crate::store::KeyTables;
 use crate::store::claim::{self, OpenRow};
 use crate::store::outcome::{self, OutcomeRow};
 use idempotency_core::decide::{
-    self, EffectKind, FinishedKey, FinishedState, Found, GivenBack, OpenKey, OpenState, Prior,
+    self, EffectKind, FinishedKey, FinishedState, GivenBack, OpenKey, OpenState,
 };
 use idempotency_core::time::{Instant, Span};
-use pgrx::pg_sys::Oid;
 use std::rc::Rc;
 
 /// Longest reason that is stored.
@@ -42,32 +40,6 @@ pub enum Ending {
         reason: Option<String>,
     },
     Released,
-}
-
-/// A claim that this call may end.
-struct Held {
-    row: OpenRow,
-    mode: HeldMode,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum HeldMode {
-    /// Lives in this transaction.
-    Transactional,
-    /// Leased, and claimed in this very transaction.
-    LeasedHere,
-    /// Leased in an earlier transaction.
-    Leased,
-}
-
-/// What the look at a key gave.
-enum Standing {
-    /// The claim is the caller's.
-    Held(Held),
-    /// The caller has declared it unknown, and nobody claimed since.
-    DeclaredUnknown(Held),
-    /// This very fence has ended it.
-    Ended(OutcomeRow),
 }
 
 /// Ends the claim of a key; gives back the stored result.
@@ -179,116 +151,6 @@ fn check_size(key: &ScopedKey, scope: &Scope, ending: &Ending) -> Result<(), Err
         ));
     }
     Ok(())
-}
-
-/// Finds the claim that the caller may end. Call under the key's lock.
-fn stand(
-    key: &ScopedKey,
-    scope: &Scope,
-    tables: &KeyTables,
-    fence: Option<i64>,
-) -> Result<Standing, Error> {
-    if let Some(own) = open_claims::transactional(&key.digest) {
-        if fence.is_some_and(|fence| fence != own.open.fence) {
-            return Err(Error::FenceLost(key.place()));
-        }
-        return Ok(Standing::Held(Held {
-            row: own,
-            mode: HeldMode::Transactional,
-        }));
-    }
-    let record = record::probe(tables, key, Snapshot::Now)?;
-    record::require_visible(tables, key)?;
-    let effective = decide::effective(record.found(), &scope.policy(), server::now());
-    let newest = match effective {
-        Found::Absent => return Err(nothing_open(key)),
-        Found::Open(open) => open.fence,
-        Found::Finished(finished) => finished.fence,
-    };
-    match (fence, effective) {
-        (None, Found::Open(_)) => Err(needs_fence(key)),
-        (None, Found::Finished(_) | Found::Absent) => Err(nothing_open(key)),
-        (Some(fence), _) if fence != newest => Err(Error::FenceLost(key.place())),
-        (Some(_), _) => by_fence(key, scope, record),
-    }
-}
-
-/// The fence is the newest: whose claim is it, and does it stand?
-fn by_fence(key: &ScopedKey, scope: &Scope, record: Record) -> Result<Standing, Error> {
-    match record {
-        Record::Absent => Err(nothing_open(key)),
-        Record::Open(row) => {
-            require_claimant(key, scope, row.claimed_by)?;
-            let declared =
-                row.open.state == OpenState::Unknown && row.open.lease_expires_at.is_none();
-            let here = open_claims::leased_here(&key.digest);
-            let mode = if here {
-                HeldMode::LeasedHere
-            } else {
-                HeldMode::Leased
-            };
-            let held = Held { row, mode };
-            Ok(if declared {
-                Standing::DeclaredUnknown(held)
-            } else {
-                Standing::Held(held)
-            })
-        }
-        Record::Finished(row) => match (row.finished.state, row.claimed_by) {
-            (FinishedState::LeaseExpired, Some(role)) => {
-                require_claimant(key, scope, role)?;
-                Ok(Standing::Held(Held {
-                    row: reopened(row, role),
-                    mode: HeldMode::Leased,
-                }))
-            }
-            (_, Some(role)) => {
-                require_claimant(key, scope, role)?;
-                Ok(Standing::Ended(row))
-            }
-            (_, None) => Ok(Standing::Ended(row)),
-        },
-    }
-}
-
-/// The claim that a sweep has moved to the outcomes because its lease in a local scope ended.
-fn reopened(row: OutcomeRow, role: Oid) -> OpenRow {
-    let claimed_at = row.claimed_at.unwrap_or(row.finished.finished_at);
-    OpenRow {
-        open: OpenKey {
-            state: OpenState::InFlight,
-            kind: EffectKind::Local,
-            prior: if row.finished.attempt > 1 {
-                Prior::NotApplied
-            } else {
-                Prior::Nothing
-            },
-            fence: row.finished.fence,
-            attempt: row.finished.attempt,
-            lease_expires_at: Some(row.finished.finished_at),
-            first_claimed_at: claimed_at,
-        },
-        scope_id: row.scope_id,
-        key: row.key,
-        args: row.args,
-        run: row.run,
-        reason: None,
-        prior_reason: None,
-        claimed_at,
-        claimed_by: role,
-        claimed_pid: server::backend_pid(),
-        application_name: None,
-    }
-}
-
-/// Fences can be guessed: they count only for the role that claimed, its members, and operators.
-fn require_claimant(key: &ScopedKey, scope: &Scope, claimed_by: Oid) -> Result<(), Error> {
-    let role = identity::current_role();
-    if identity::has_rights_of(role, claimed_by) || scope.operated_by(role) {
-        Ok(())
-    } else {
-        Err(Error::NotClaimant(key.place()))
-    }
 }
 
 /// Carries the ending out.
@@ -482,29 +344,5 @@ fn same_again(key: &ScopedKey, row: &OutcomeRow, ending: &Ending) -> Result<Opti
             | Ending::Released,
             _,
         ) => Err(ended_already(key)),
-    }
-}
-
-fn nothing_open(key: &ScopedKey) -> Error {
-    Error::NoOpenClaim {
-        place: key.place(),
-        detail: "It was not claimed, was given back, or is finished.",
-        hint: "Claim it first with idem_claim. A transactional claim must be finished in its own transaction.",
-    }
-}
-
-fn needs_fence(key: &ScopedKey) -> Error {
-    Error::NoOpenClaim {
-        place: key.place(),
-        detail: "It is held under a lease, and no fence was given.",
-        hint: "Pass fence => the fence that idem_claim returned.",
-    }
-}
-
-fn ended_already(key: &ScopedKey) -> Error {
-    Error::NoOpenClaim {
-        place: key.place(),
-        detail: "This fence has ended the claim already, in another way.",
-        hint: "idem_peek tells how it ended.",
     }
 }

@@ -13,5 +13,6 @@ pub mod look;
 pub mod once;
 pub mod open_claims;
 pub mod record;
+pub mod standing;
 pub mod sweep;
 pub mod wait;

@@ -5,7 +5,7 @@
 
 use crate::engine::key::ScopedKey;
 use crate::error::Error;
-use crate::pg::xact::{SubTransaction, current_subtransaction};
+use crate::pg::xact::{Milestones, SubTransaction, current_subtransaction};
 use crate::pg::{effect, shmem};
 use crate::store::claim::OpenRow;
 use std::cell::RefCell;
@@ -39,8 +39,17 @@ thread_local! {
     static SESSION: RefCell<Session> = const { RefCell::new(Session { entries: Vec::new(), wake: Vec::new() }) };
 }
 
+/// What the transaction's milestones mean here.
+pub const MILESTONES: Milestones = Milestones {
+    before_commit,
+    committed,
+    gone: forget,
+    subtransaction_committed,
+    subtransaction_aborted,
+};
+
 /// Keys whose lock this transaction keeps.
-pub fn locks_kept() -> usize {
+fn locks_kept() -> usize {
     SESSION.with_borrow(|session| session.entries.len())
 }
 
@@ -142,7 +151,7 @@ pub fn wake_at_commit(digest: &[u8; 16]) {
 }
 
 /// Before COMMIT or PREPARE TRANSACTION: a transactional claim left open refuses it.
-pub fn before_commit() -> Result<(), Error> {
+fn before_commit() -> Result<(), Error> {
     SESSION.with_borrow(|session| {
         let mut open = session
             .entries
@@ -163,7 +172,7 @@ pub fn before_commit() -> Result<(), Error> {
 }
 
 /// The transaction has committed: its changes are visible.
-pub fn committed() {
+fn committed() {
     let wake = SESSION.with_borrow_mut(|session| std::mem::take(&mut session.wake));
     for partition in wake {
         shmem::wake(partition);
@@ -172,7 +181,7 @@ pub fn committed() {
 }
 
 /// The transaction is over for this session.
-pub fn forget() {
+fn forget() {
     SESSION.with_borrow_mut(|session| {
         session.entries.clear();
         session.wake.clear();
@@ -181,7 +190,7 @@ pub fn forget() {
 }
 
 /// A subtransaction became part of its parent.
-pub fn subtransaction_committed(mine: SubTransaction, parent: SubTransaction) {
+fn subtransaction_committed(mine: SubTransaction, parent: SubTransaction) {
     SESSION.with_borrow_mut(|session| {
         for entry in &mut session.entries {
             if entry.made_in == mine {
@@ -195,7 +204,7 @@ pub fn subtransaction_committed(mine: SubTransaction, parent: SubTransaction) {
 }
 
 /// A subtransaction is undone: what it made goes, what it finished is open again.
-pub fn subtransaction_aborted(mine: SubTransaction) {
+fn subtransaction_aborted(mine: SubTransaction) {
     SESSION.with_borrow_mut(|session| {
         session.entries.retain(|entry| entry.made_in != mine);
         for entry in &mut session.entries {

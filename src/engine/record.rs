@@ -6,7 +6,7 @@ use crate::pg::table::{Access, Snapshot};
 use crate::pg::{server, snapshot};
 use crate::store::claim::{self, OpenRow};
 use crate::store::outcome::{self, OutcomeRow};
-use crate::store::{KeyTables, StoredArgs};
+use crate::store::{self, KeyTables, StoredArgs};
 use idempotency_core::decide::{Found, OpenState};
 
 /// The record of a key.
@@ -84,10 +84,10 @@ pub fn require_visible(tables: &KeyTables, key: &ScopedKey) -> Result<(), Error>
     }
     let misses = snapshot::misses_a_change(
         &tables.outcome,
-        &Access::PrimaryKey(&outcome::by_digest(&key.digest)),
+        &Access::PrimaryKey(&store::by_digest(&key.digest)),
     ) || snapshot::misses_a_change(
         &tables.claim,
-        &Access::PrimaryKey(&claim::by_digest(&key.digest)),
+        &Access::PrimaryKey(&store::by_digest(&key.digest)),
     );
     if misses {
         return Err(Error::Serialization {

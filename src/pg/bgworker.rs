@@ -226,16 +226,15 @@ pub fn extension_is_here() -> bool {
     unsafe { pg_sys::get_extension_oid(c"idempotency".as_ptr(), true) != pg_sys::InvalidOid }
 }
 
-#[doc(hidden)]
-#[unsafe(no_mangle)]
-#[pg_guard]
-pub extern "C-unwind" fn idempotency_launcher_main(_argument: pg_sys::Datum) {
-    crate::worker::launcher::main();
-}
-
-#[doc(hidden)]
-#[unsafe(no_mangle)]
-#[pg_guard]
-pub extern "C-unwind" fn idempotency_worker_main(argument: pg_sys::Datum) {
-    crate::worker::sweeper::main(pg_sys::Oid::from(argument.value() as u32));
+/// Makes `fn(Oid)` the main function of a background worker under a C symbol; its argument is a database.
+#[macro_export]
+macro_rules! background_worker {
+    ($symbol:ident, $main:path) => {
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        #[::pgrx::pg_guard]
+        pub extern "C-unwind" fn $symbol(argument: ::pgrx::pg_sys::Datum) {
+            $main(::pgrx::pg_sys::Oid::from(argument.value() as u32));
+        }
+    };
 }

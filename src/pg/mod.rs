@@ -11,6 +11,7 @@ pub mod jsonb;
 pub mod latch;
 pub mod lock;
 pub mod raise;
+mod row;
 pub mod server;
 pub mod shmem;
 pub mod snapshot;

@@ -2,9 +2,10 @@
 //! commit, has committed, or is gone. Follows src/backend/access/transam/xact.c.
 
 use super::raise;
-use crate::engine::open_claims;
+use crate::error::Error;
 use pgrx::pg_sys::{SubXactEvent, XactEvent};
 use pgrx::{pg_guard, pg_sys};
+use std::sync::OnceLock;
 
 /// A subtransaction of this session's current transaction; the top one is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +17,23 @@ pub fn current_subtransaction() -> SubTransaction {
     SubTransaction(unsafe { pg_sys::GetCurrentSubTransactionId() })
 }
 
-/// Registers the callbacks; called once, from `_PG_init`.
-pub fn init() {
+/// What to do at each milestone. Only `before_commit` may fail: that refuses the commit.
+pub struct Milestones {
+    pub before_commit: fn() -> Result<(), Error>,
+    pub committed: fn(),
+    /// Aborted, or prepared: out of this session's hands.
+    pub gone: fn(),
+    pub subtransaction_committed: fn(mine: SubTransaction, parent: SubTransaction),
+    pub subtransaction_aborted: fn(mine: SubTransaction),
+}
+
+static MILESTONES: OnceLock<Milestones> = OnceLock::new();
+
+/// Registers the milestones; called once, from `_PG_init`.
+pub fn init(milestones: Milestones) {
+    if MILESTONES.set(milestones).is_err() {
+        return;
+    }
     // SAFETY: plain functions that live as long as the library.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
@@ -27,13 +43,16 @@ pub fn init() {
 
 /// Not `pg_guard`: an error of ours must leave with its SQLSTATE, and only before the commit may one leave.
 unsafe extern "C-unwind" fn transaction_event(event: XactEvent::Type, _arg: *mut std::ffi::c_void) {
+    let Some(milestones) = MILESTONES.get() else {
+        return;
+    };
     match event {
         XactEvent::XACT_EVENT_PRE_COMMIT | XactEvent::XACT_EVENT_PRE_PREPARE => {
             // SAFETY: nothing with a destructor is on this frame.
-            unsafe { raise::boundary(open_claims::before_commit) }
+            unsafe { raise::boundary(milestones.before_commit) }
         }
-        XactEvent::XACT_EVENT_COMMIT => open_claims::committed(),
-        XactEvent::XACT_EVENT_ABORT | XactEvent::XACT_EVENT_PREPARE => open_claims::forget(),
+        XactEvent::XACT_EVENT_COMMIT => (milestones.committed)(),
+        XactEvent::XACT_EVENT_ABORT | XactEvent::XACT_EVENT_PREPARE => (milestones.gone)(),
         _ => {}
     }
 }
@@ -45,12 +64,15 @@ unsafe extern "C-unwind" fn subtransaction_event(
     parent: pg_sys::SubTransactionId,
     _arg: *mut std::ffi::c_void,
 ) {
+    let Some(milestones) = MILESTONES.get() else {
+        return;
+    };
     match event {
         SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
-            open_claims::subtransaction_committed(SubTransaction(mine), SubTransaction(parent));
+            (milestones.subtransaction_committed)(SubTransaction(mine), SubTransaction(parent));
         }
         SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
-            open_claims::subtransaction_aborted(SubTransaction(mine))
+            (milestones.subtransaction_aborted)(SubTransaction(mine))
         }
         _ => {}
     }

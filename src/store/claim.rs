@@ -1,6 +1,6 @@
 //! `idempotency.claim`: open keys.
 
-use super::StoredArgs;
+use super::{DIGEST, StoredArgs};
 use crate::error::Error;
 use crate::pg::table::{Access, Definition, Row, Snapshot, Table};
 use crate::pg::table_write::Assignments;
@@ -37,7 +37,6 @@ pub static DEFINITION: Definition = Definition {
     ],
 };
 
-const DIGEST: usize = 0;
 const CLAIMED_AT: usize = 1;
 const FIRST_CLAIMED_AT: usize = 2;
 const LEASE_EXPIRES_AT: usize = 3;
@@ -73,16 +72,9 @@ pub struct OpenRow {
     pub application_name: Option<String>,
 }
 
-/// The way to a key's row.
-pub fn by_digest(digest: &[u8; 16]) -> [(usize, Value); 1] {
-    [(DIGEST, Value::Uuid(*digest))]
-}
-
 /// The row of this key.
 pub fn find(table: &Table, digest: &[u8; 16], snapshot: Snapshot) -> Option<OpenRow> {
-    table.scan(&Access::PrimaryKey(&by_digest(digest)), snapshot, |row| {
-        ControlFlow::Break(read(row))
-    })
+    super::find(table, digest, snapshot, read)
 }
 
 /// Digests from after `from`, at most `limit`, whose lease has ended but whose state does not say so yet.
@@ -114,23 +106,12 @@ pub fn ended_leases(
 
 /// Writes the row, in place of the one that stands there. Call under the key's lock.
 pub fn put(table: &Table, digest: &[u8; 16], row: &OpenRow) -> Result<(), Error> {
-    let replaced = table.scan(
-        &Access::PrimaryKey(&by_digest(digest)),
-        Snapshot::Now,
-        |old| ControlFlow::Break(table.update(old, write(digest, row))),
-    );
-    replaced.unwrap_or_else(|| table.insert(write(digest, row)))
+    super::put(table, digest, || write(digest, row))
 }
 
 /// Removes the row, if there is one. Call under the key's lock.
 pub fn remove(table: &Table, digest: &[u8; 16]) -> Result<(), Error> {
-    table
-        .scan(
-            &Access::PrimaryKey(&by_digest(digest)),
-            Snapshot::Now,
-            |row| ControlFlow::Break(table.delete(row)),
-        )
-        .unwrap_or(Ok(()))
+    super::remove(table, digest)
 }
 
 /// Whether the scope has a row.

@@ -1,6 +1,6 @@
 //! `idempotency.outcome`: finished keys.
 
-use super::StoredArgs;
+use super::{DIGEST, StoredArgs};
 use crate::error::Error;
 use crate::pg::jsonb::Jsonb;
 use crate::pg::table::{Access, Definition, Row, Snapshot, Table};
@@ -34,7 +34,6 @@ pub static DEFINITION: Definition = Definition {
     ],
 };
 
-const DIGEST: usize = 0;
 const FINISHED_AT: usize = 1;
 const FENCE: usize = 2;
 const SCOPE_ID: usize = 3;
@@ -79,37 +78,19 @@ pub const CURSOR_START: Cursor = Cursor {
     place: (0, 0),
 };
 
-/// The way to a key's row.
-pub fn by_digest(digest: &[u8; 16]) -> [(usize, Value); 1] {
-    [(DIGEST, Value::Uuid(*digest))]
-}
-
 /// The row of this key.
 pub fn find(table: &Table, digest: &[u8; 16], snapshot: Snapshot) -> Option<OutcomeRow> {
-    table.scan(&Access::PrimaryKey(&by_digest(digest)), snapshot, |row| {
-        ControlFlow::Break(read(row))
-    })
+    super::find(table, digest, snapshot, read)
 }
 
 /// Writes the row, in place of the one that stands there. Call under the key's lock.
 pub fn put(table: &Table, digest: &[u8; 16], row: &OutcomeRow) -> Result<(), Error> {
-    let replaced = table.scan(
-        &Access::PrimaryKey(&by_digest(digest)),
-        Snapshot::Now,
-        |old| ControlFlow::Break(table.update(old, write(digest, row))),
-    );
-    replaced.unwrap_or_else(|| table.insert(write(digest, row)))
+    super::put(table, digest, || write(digest, row))
 }
 
 /// Removes the row, if there is one. Call under the key's lock.
 pub fn remove(table: &Table, digest: &[u8; 16]) -> Result<(), Error> {
-    table
-        .scan(
-            &Access::PrimaryKey(&by_digest(digest)),
-            Snapshot::Now,
-            |row| ControlFlow::Break(table.delete(row)),
-        )
-        .unwrap_or(Ok(()))
+    super::remove(table, digest)
 }
 
 /// Outcomes of a scope finished up to `until`, in order from after `from`, at most `limit`.

@@ -1,13 +1,17 @@
 //! The launcher: visits the databases in turn, one worker at a time, then naps. It has no database, so it holds
 //! up neither DROP DATABASE nor a rename.
 
+use crate::background_worker;
 use crate::guc;
 use crate::pg::bgworker::{self, Visit};
 use crate::pg::shmem::{self, Trouble};
 use crate::pg::{latch, server};
+use pgrx::pg_sys::Oid;
+
+background_worker!(idempotency_launcher_main, main);
 
 /// The life of the launcher: to the end of the server, or SIGTERM.
-pub fn main() {
+fn main(_no_database: Oid) {
     bgworker::begin(None);
     shmem::set_launcher_pid(server::backend_pid());
     bgworker::clear_launcher_pid_at_exit();

@@ -1,5 +1,5 @@
 //! The background worker: a launcher without a database of its own, and one short-lived sweeper per visit.
 //! Nothing that correctness needs happens here.
 
-pub mod launcher;
-pub mod sweeper;
+mod launcher;
+mod sweeper;

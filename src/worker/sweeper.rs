@@ -1,6 +1,7 @@
 //! The sweeper: one visit to one database. It sweeps batch by batch, each its own short transaction, for a
 //! bounded time, and exits: whoever wants to drop or rename the database waits no longer than that.
 
+use crate::background_worker;
 use crate::engine::sweep::{self, Pass};
 use crate::pg::bgworker;
 use crate::pg::server;
@@ -10,8 +11,10 @@ use pgrx::pg_sys::Oid;
 /// Longest visit. PostgreSQL waits 5 s for others before it gives a DROP DATABASE up.
 const VISIT_US_MAX: i64 = 1_500_000;
 
+background_worker!(idempotency_worker_main, main);
+
 /// The life of a sweeper.
-pub fn main(database: Oid) {
+fn main(database: Oid) {
     bgworker::begin(Some(database));
     // Ours, whatever the database or role sets: short statements, no waiting, no names from elsewhere.
     bgworker::set_option(c"statement_timeout", c"10s");
