@@ -14,7 +14,7 @@ use crate::pg::lock::KeyLock;
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::{identity, server};
 use crate::policy::{self, Scope};
-use crate::store::claim::{self, OpenRow};
+use crate::store::claim::OpenRow;
 use crate::store::{KeyTables, outcome};
 use idempotency_core::decide::{
     self, Decision, FinishedKey, FinishedState, Found, OpenKey, OpenState, Ownership, Prior,
@@ -311,7 +311,7 @@ fn with_lock(
         tables.close();
         Ok(step)
     };
-    if let Some(own) = open_claims::transactional(&key.digest) {
+    if let Some((own, _)) = open_claims::transactional(&key.digest) {
         if !args.same_as(&own.args, scope) {
             return give_back(Step::Mismatch, tables, lock);
         }
@@ -416,13 +416,10 @@ fn own(
         application_name: Some(server::application_name()).filter(|name| !name.is_empty()),
     };
     if terms.lease.is_none() {
-        open_claims::add_transactional(key, row);
+        open_claims::add_transactional(key, row, record.stands());
         return Ok(());
     }
-    if let Record::Finished(_) = record {
-        outcome::remove(&tables.outcome, &key.digest)?;
-    }
-    claim::put(&tables.claim, &key.digest, &row)?;
+    tables.write_open(&key.digest, &row, record.stands())?;
     open_claims::add_leased(key.digest);
     Ok(())
 }

@@ -12,8 +12,8 @@ use crate::pg::server;
 use crate::pg::table::Mode;
 use crate::policy::{self, Scope};
 use crate::store::KeyTables;
-use crate::store::claim::{self, OpenRow};
-use crate::store::outcome::{self, OutcomeRow};
+use crate::store::claim::OpenRow;
+use crate::store::outcome::OutcomeRow;
 use idempotency_core::decide::{
     self, EffectKind, FinishedKey, FinishedState, GivenBack, OpenKey, OpenState,
 };
@@ -84,17 +84,13 @@ pub fn renew(key: &ScopedKey, fence: Option<i64>, lease: Span) -> Result<Instant
         lease_expires_at: Some(until),
         ..held.row.open
     };
-    claim::put(
-        &tables.claim,
-        &key.digest,
-        &OpenRow {
-            open,
-            reason: None,
-            ..held.row
-        },
-    )?;
-    // Where a sweep has moved the ended claim of a local scope, it moves back.
-    outcome::remove(&tables.outcome, &key.digest)?;
+    let row = OpenRow {
+        open,
+        reason: None,
+        ..held.row
+    };
+    // Where a sweep has moved the ended claim of a local scope, this moves it back.
+    tables.write_open(&key.digest, &row, held.stands)?;
     keep_lock(key)?;
     tables.keep();
     Ok(until)
@@ -161,29 +157,33 @@ fn end(
     ending: Ending,
 ) -> Result<Option<Jsonb>, Error> {
     let now = server::now();
-    let open = &held.row.open;
+    let open = held.row.open;
+    let outcome = |state, reason, result| Outcome {
+        state,
+        reason,
+        result,
+        now,
+    };
     let mut stored = None;
     match ending {
+        // A transactional claim has stored nothing that would have to be restored.
+        Ending::Released if held.mode == HeldMode::Transactional => {}
         Ending::Released => {
-            // A transactional claim has stored nothing that would have to be restored.
-            if held.mode != HeldMode::Transactional {
-                let fence = decide::next_fence(now, Some(open.fence));
-                let found = OpenKey {
-                    fence,
-                    attempt: open.attempt - 1,
-                    ..*open
-                };
-                let reason = held.row.prior_reason.clone();
-                give_back(
-                    key,
-                    tables,
-                    held,
-                    found,
-                    decide::given_back(open.prior, now),
-                    reason,
-                    now,
-                )?;
-            }
+            let found = OpenKey {
+                fence: decide::next_fence(now, Some(open.fence)),
+                attempt: open.attempt - 1,
+                ..open
+            };
+            let reason = held.row.prior_reason.clone();
+            let left = decide::given_back(open.prior, now);
+            give_back(
+                key,
+                tables,
+                held,
+                found,
+                left,
+                outcome(FinishedState::NotApplied, reason, None),
+            )?;
         }
         Ending::Completed { result } => {
             require_claim_committed(key, held)?;
@@ -191,11 +191,8 @@ fn end(
                 key,
                 tables,
                 held,
-                *open,
-                FinishedState::Completed,
-                None,
-                result,
-                now,
+                open,
+                outcome(FinishedState::Completed, None, result),
             )?;
             stored = result;
         }
@@ -205,35 +202,32 @@ fn end(
                 key,
                 tables,
                 held,
-                *open,
-                FinishedState::Rejected,
-                reason,
-                result,
-                now,
+                open,
+                outcome(FinishedState::Rejected, reason, result),
             )?;
         }
         Ending::NotApplied { reason } => {
             require_claim_committed(key, held)?;
+            let left = decide::not_applied(open.prior, now);
             give_back(
                 key,
                 tables,
                 held,
-                *open,
-                decide::not_applied(open.prior, now),
-                reason,
-                now,
+                open,
+                left,
+                outcome(FinishedState::NotApplied, reason, None),
             )?;
         }
         Ending::Unknown { reason } => {
             require_claim_committed(key, held)?;
+            let left = GivenBack::Unknown(None);
             give_back(
                 key,
                 tables,
                 held,
-                *open,
-                GivenBack::Unknown(None),
-                reason,
-                now,
+                open,
+                left,
+                outcome(FinishedState::NotApplied, reason, None),
             )?;
         }
     }
@@ -253,6 +247,14 @@ fn require_claim_committed(key: &ScopedKey, held: &Held) -> Result<(), Error> {
     }
 }
 
+/// How a key ended, or its last attempt.
+struct Outcome {
+    state: FinishedState,
+    reason: Option<String>,
+    result: Option<Jsonb>,
+    now: Instant,
+}
+
 /// What is left of a key whose attempt had no effect, is unknown, or was not begun.
 fn give_back(
     key: &ScopedKey,
@@ -260,74 +262,52 @@ fn give_back(
     held: &Held,
     open: OpenKey,
     left: GivenBack,
-    reason: Option<String>,
-    now: Instant,
+    outcome: Outcome,
 ) -> Result<(), Error> {
     match left {
-        GivenBack::Nothing => {
-            claim::remove(&tables.claim, &key.digest)?;
-            outcome::remove(&tables.outcome, &key.digest)
-        }
-        GivenBack::NotApplied => finish_with(
-            key,
-            tables,
-            held,
-            open,
-            FinishedState::NotApplied,
-            reason,
-            None,
-            now,
-        ),
+        GivenBack::Nothing => tables.erase(&key.digest, held.stands),
+        GivenBack::NotApplied => finish_with(key, tables, held, open, outcome),
         GivenBack::Unknown(lease_expires_at) => {
             let open = OpenKey {
                 state: OpenState::Unknown,
                 lease_expires_at,
                 ..open
             };
-            claim::put(
-                &tables.claim,
-                &key.digest,
-                &OpenRow {
-                    open,
-                    reason,
-                    ..held.row.clone()
-                },
-            )?;
-            outcome::remove(&tables.outcome, &key.digest)
+            let row = OpenRow {
+                open,
+                reason: outcome.reason,
+                ..held.row.clone()
+            };
+            tables.write_open(&key.digest, &row, held.stands)
         }
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "the columns of a row")]
 fn finish_with(
     key: &ScopedKey,
     tables: &KeyTables,
     held: &Held,
     open: OpenKey,
-    state: FinishedState,
-    reason: Option<String>,
-    result: Option<Jsonb>,
-    now: Instant,
+    outcome: Outcome,
 ) -> Result<(), Error> {
     let leased = held.mode != HeldMode::Transactional;
     let row = OutcomeRow {
         finished: FinishedKey {
-            state,
+            state: outcome.state,
             fence: open.fence,
             attempt: open.attempt,
-            finished_at: now,
+            finished_at: outcome.now,
         },
         scope_id: held.row.scope_id,
         key: key.key.clone(),
         args: held.row.args.clone(),
-        result,
-        reason,
+        result: outcome.result,
+        reason: outcome.reason,
         run: held.row.run.clone(),
         claimed_at: leased.then_some(held.row.claimed_at),
         claimed_by: leased.then_some(held.row.claimed_by),
     };
-    outcome::put(&tables.outcome, &key.digest, &row)?;
-    claim::remove(&tables.claim, &key.digest)
+    tables.write_finished(&key.digest, &row, held.stands)
 }
 
 /// The same call again, such as after a lost acknowledgement: the stored answer. Another one is refused.

@@ -7,13 +7,18 @@ use crate::engine::key::ScopedKey;
 use crate::error::Error;
 use crate::pg::xact::{Milestones, SubTransaction, current_subtransaction};
 use crate::pg::{effect, shmem};
+use crate::store::Stands;
 use crate::store::claim::OpenRow;
 use std::cell::RefCell;
 
 #[derive(Debug)]
 enum Hold {
     /// To be finished before COMMIT.
-    Transactional { key: ScopedKey, row: Box<OpenRow> },
+    Transactional {
+        key: ScopedKey,
+        row: Box<OpenRow>,
+        stands: Stands,
+    },
     /// A leased claim made here: an outside effect must not be finished here too.
     Leased,
     /// Only the lock is kept.
@@ -66,14 +71,14 @@ pub fn require_room(more: usize) -> Result<(), Error> {
 }
 
 /// Remembers a transactional claim, as the row that a leased one would have: nothing of it is stored yet.
-pub fn add_transactional(key: &ScopedKey, row: OpenRow) {
-    add(
-        key.digest,
-        Hold::Transactional {
-            key: key.clone(),
-            row: Box::new(row),
-        },
-    );
+/// `stands` is where the record is that the claim found.
+pub fn add_transactional(key: &ScopedKey, row: OpenRow, stands: Stands) {
+    let hold = Hold::Transactional {
+        key: key.clone(),
+        row: Box::new(row),
+        stands,
+    };
+    add(key.digest, hold);
 }
 
 /// Remembers that this transaction made a leased claim.
@@ -97,7 +102,7 @@ fn add(digest: [u8; 16], hold: Hold) {
 }
 
 /// The transactional claim of this key that is still to be finished.
-pub fn transactional(digest: &[u8; 16]) -> Option<OpenRow> {
+pub fn transactional(digest: &[u8; 16]) -> Option<(OpenRow, Stands)> {
     SESSION.with_borrow(|session| {
         session
             .entries
@@ -105,7 +110,7 @@ pub fn transactional(digest: &[u8; 16]) -> Option<OpenRow> {
             .rev()
             .filter(|entry| entry.is_open(digest))
             .find_map(|entry| match &entry.hold {
-                Hold::Transactional { row, .. } => Some((**row).clone()),
+                Hold::Transactional { row, stands, .. } => Some(((**row).clone(), *stands)),
                 Hold::Leased | Hold::Lock => None,
             })
     })

@@ -6,7 +6,7 @@ use crate::pg::table::{Access, Snapshot};
 use crate::pg::{server, snapshot};
 use crate::store::claim::{self, OpenRow};
 use crate::store::outcome::{self, OutcomeRow};
-use crate::store::{self, KeyTables, StoredArgs};
+use crate::store::{self, KeyTables, Stands, StoredArgs};
 use idempotency_core::decide::{Found, OpenState};
 
 /// The record of a key.
@@ -24,6 +24,15 @@ impl Record {
             Record::Absent => Found::Absent,
             Record::Open(row) => Found::Open(row.open),
             Record::Finished(row) => Found::Finished(row.finished),
+        }
+    }
+
+    /// Which table has it.
+    pub fn stands(&self) -> Stands {
+        match self {
+            Record::Absent => Stands::Nowhere,
+            Record::Open(_) => Stands::InClaim,
+            Record::Finished(_) => Stands::InOutcome,
         }
     }
 

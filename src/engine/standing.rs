@@ -10,15 +10,17 @@ use crate::error::Error;
 use crate::pg::table::Snapshot;
 use crate::pg::{identity, server};
 use crate::policy::Scope;
-use crate::store::KeyTables;
 use crate::store::claim::OpenRow;
 use crate::store::outcome::OutcomeRow;
+use crate::store::{KeyTables, Stands};
 use idempotency_core::decide::{self, EffectKind, FinishedState, Found, OpenKey, OpenState, Prior};
 use pgrx::pg_sys::Oid;
 
 /// A claim that this call may end.
 pub struct Held {
     pub row: OpenRow,
+    /// Where the record is that this claim's ending writes over.
+    pub stands: Stands,
     pub mode: HeldMode,
 }
 
@@ -49,12 +51,13 @@ pub fn stand(
     tables: &KeyTables,
     fence: Option<i64>,
 ) -> Result<Standing, Error> {
-    if let Some(own) = open_claims::transactional(&key.digest) {
-        if fence.is_some_and(|fence| fence != own.open.fence) {
+    if let Some((row, stands)) = open_claims::transactional(&key.digest) {
+        if fence.is_some_and(|fence| fence != row.open.fence) {
             return Err(Error::FenceLost(key.place()));
         }
         return Ok(Standing::Held(Held {
-            row: own,
+            row,
+            stands,
             mode: HeldMode::Transactional,
         }));
     }
@@ -88,7 +91,11 @@ fn by_fence(key: &ScopedKey, scope: &Scope, record: Record) -> Result<Standing, 
             } else {
                 HeldMode::Leased
             };
-            let held = Held { row, mode };
+            let held = Held {
+                row,
+                stands: Stands::InClaim,
+                mode,
+            };
             Ok(if declared {
                 Standing::DeclaredUnknown(held)
             } else {
@@ -100,6 +107,7 @@ fn by_fence(key: &ScopedKey, scope: &Scope, record: Record) -> Result<Standing, 
                 require_claimant(key, scope, role)?;
                 Ok(Standing::Held(Held {
                     row: reopened(row, role),
+                    stands: Stands::InOutcome,
                     mode: HeldMode::Leased,
                 }))
             }

@@ -11,7 +11,7 @@ use crate::pg::table::{Mode, Snapshot};
 use crate::policy::{self, Scope};
 use crate::store::claim::OpenRow;
 use crate::store::outcome::{CURSOR_START, Cursor, OutcomeRow};
-use crate::store::{KeyTables, claim, outcome, scope};
+use crate::store::{KeyTables, Stands, claim, outcome, scope};
 use idempotency_core::decide::{self, FinishedKey, FinishedState, OpenKey, OpenState, Sweep};
 use idempotency_core::time::Instant;
 
@@ -91,15 +91,12 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
                 lease_expires_at,
                 ..row.open
             };
-            claim::put(
-                &tables.claim,
-                digest,
-                &OpenRow {
-                    open,
-                    reason: Some(LEASE_EXPIRED.to_owned()),
-                    ..row
-                },
-            )?;
+            let unknown = OpenRow {
+                open,
+                reason: Some(LEASE_EXPIRED.to_owned()),
+                ..row
+            };
+            tables.write_open(digest, &unknown, Stands::InClaim)?;
             Ok(true)
         }
         Sweep::LeaseExpired => {
@@ -120,8 +117,7 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
                 claimed_at: Some(row.claimed_at),
                 claimed_by: Some(row.claimed_by),
             };
-            outcome::put(&tables.outcome, digest, &expired)?;
-            claim::remove(&tables.claim, digest)?;
+            tables.write_finished(digest, &expired, Stands::InClaim)?;
             Ok(true)
         }
     }
@@ -177,7 +173,7 @@ fn prune_scope(
             !decide::within_window(row.finished.finished_at, Some(window), server::now())
         });
         if still_due {
-            outcome::remove(&tables.outcome, digest)?;
+            tables.erase(digest, Stands::InOutcome)?;
             done.outcomes_pruned += 1;
         } else {
             lock.release();

@@ -13,6 +13,10 @@ use pgrx::pg_sys;
 /// New values of some of our columns, by the code's own column numbers.
 pub type Assignments = Vec<(usize, Value)>;
 
+/// Why a row is not as it was a moment ago under the same lock.
+pub const BESIDE_THE_LOCK: &str =
+    "The row was changed beside the key's lock, by replication or by hand.";
+
 enum Write<'a> {
     Insert(Assignments),
     Update(&'a Row<'a>, Assignments),
@@ -46,7 +50,7 @@ impl Table {
             Caught::Postgres { code, message, .. } if beside_the_lock(code, &message) => {
                 Err(Error::Serialization {
                     place: None,
-                    detail: "The row was changed beside the key's lock, by replication or by hand.",
+                    detail: BESIDE_THE_LOCK,
                 })
             }
             caught @ (Caught::Postgres { .. } | Caught::Other(_)) => caught.resume(),

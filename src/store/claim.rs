@@ -104,14 +104,14 @@ pub fn ended_leases(
     (found, full.is_none())
 }
 
-/// Writes the row, in place of the one that stands there. Call under the key's lock.
-pub fn put(table: &Table, digest: &[u8; 16], row: &OpenRow) -> Result<(), Error> {
-    super::put(table, digest, || write(digest, row))
+/// Inserts the row.
+pub(super) fn insert(table: &Table, digest: &[u8; 16], row: &OpenRow) -> Result<(), Error> {
+    table.insert(write(digest, row))
 }
 
-/// Removes the row, if there is one. Call under the key's lock.
-pub fn remove(table: &Table, digest: &[u8; 16]) -> Result<(), Error> {
-    super::remove(table, digest)
+/// Writes over the row of this key.
+pub(super) fn replace(table: &Table, digest: &[u8; 16], row: &OpenRow) -> Result<(), Error> {
+    super::replace(table, digest, write(digest, row))
 }
 
 /// Whether the scope has a row.

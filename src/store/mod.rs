@@ -7,8 +7,10 @@ pub mod scope;
 
 use crate::error::Error;
 use crate::pg::table::{Access, Mode, Row, Snapshot, Table};
-use crate::pg::table_write::Assignments;
+use crate::pg::table_write::{Assignments, BESIDE_THE_LOCK};
 use crate::pg::value::Value;
+use claim::OpenRow;
+use outcome::OutcomeRow;
 use std::ops::ControlFlow;
 
 /// The digest's column in both key tables: their primary key.
@@ -43,6 +45,61 @@ impl KeyTables {
     }
 }
 
+/// Where a key's record stands: in one table at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stands {
+    Nowhere,
+    InClaim,
+    InOutcome,
+}
+
+/// Writing a key's record in place of what stands. Call under the key's lock, with where it stands by a look
+/// under the same lock. The only way in and out of the two tables, so a digest is in one of them at most.
+impl KeyTables {
+    /// The key is open from now on.
+    pub fn write_open(
+        &self,
+        digest: &[u8; 16],
+        row: &OpenRow,
+        stands: Stands,
+    ) -> Result<(), Error> {
+        match stands {
+            Stands::Nowhere => claim::insert(&self.claim, digest, row),
+            Stands::InClaim => claim::replace(&self.claim, digest, row),
+            Stands::InOutcome => {
+                remove(&self.outcome, digest)?;
+                claim::insert(&self.claim, digest, row)
+            }
+        }
+    }
+
+    /// The key is finished from now on.
+    pub fn write_finished(
+        &self,
+        digest: &[u8; 16],
+        row: &OutcomeRow,
+        stands: Stands,
+    ) -> Result<(), Error> {
+        match stands {
+            Stands::Nowhere => outcome::insert(&self.outcome, digest, row),
+            Stands::InOutcome => outcome::replace(&self.outcome, digest, row),
+            Stands::InClaim => {
+                remove(&self.claim, digest)?;
+                outcome::insert(&self.outcome, digest, row)
+            }
+        }
+    }
+
+    /// The key has no record from now on.
+    pub fn erase(&self, digest: &[u8; 16], stands: Stands) -> Result<(), Error> {
+        match stands {
+            Stands::Nowhere => Ok(()),
+            Stands::InClaim => remove(&self.claim, digest),
+            Stands::InOutcome => remove(&self.outcome, digest),
+        }
+    }
+}
+
 /// The arguments of a key as they were stored: the hash and the rule that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredArgs {
@@ -67,18 +124,22 @@ fn find<T>(
     })
 }
 
-/// Writes the key's row, in place of the one that stands there. Call under the key's lock.
-fn put(table: &Table, digest: &[u8; 16], write: impl Fn() -> Assignments) -> Result<(), Error> {
+/// Writes over the key's row.
+fn replace(table: &Table, digest: &[u8; 16], values: Assignments) -> Result<(), Error> {
+    let mut values = Some(values);
     table
         .scan(
             &Access::PrimaryKey(&by_digest(digest)),
             Snapshot::Now,
-            |old| ControlFlow::Break(table.update(old, write())),
+            |old| ControlFlow::Break(table.update(old, values.take().unwrap_or_default())),
         )
-        .unwrap_or_else(|| table.insert(write()))
+        .unwrap_or(Err(Error::Serialization {
+            place: None,
+            detail: BESIDE_THE_LOCK,
+        }))
 }
 
-/// Removes the key's row, if there is one. Call under the key's lock.
+/// Removes the key's row, if there is one.
 fn remove(table: &Table, digest: &[u8; 16]) -> Result<(), Error> {
     table
         .scan(

@@ -83,14 +83,14 @@ pub fn find(table: &Table, digest: &[u8; 16], snapshot: Snapshot) -> Option<Outc
     super::find(table, digest, snapshot, read)
 }
 
-/// Writes the row, in place of the one that stands there. Call under the key's lock.
-pub fn put(table: &Table, digest: &[u8; 16], row: &OutcomeRow) -> Result<(), Error> {
-    super::put(table, digest, || write(digest, row))
+/// Inserts the row.
+pub(super) fn insert(table: &Table, digest: &[u8; 16], row: &OutcomeRow) -> Result<(), Error> {
+    table.insert(write(digest, row))
 }
 
-/// Removes the row, if there is one. Call under the key's lock.
-pub fn remove(table: &Table, digest: &[u8; 16]) -> Result<(), Error> {
-    super::remove(table, digest)
+/// Writes over the row of this key.
+pub(super) fn replace(table: &Table, digest: &[u8; 16], row: &OutcomeRow) -> Result<(), Error> {
+    super::replace(table, digest, write(digest, row))
 }
 
 /// Outcomes of a scope finished up to `until`, in order from after `from`, at most `limit`.
