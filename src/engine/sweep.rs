@@ -104,7 +104,7 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
                 state: FinishedState::LeaseExpired,
                 fence: row.open.fence,
                 attempt: row.open.attempt,
-                finished_at: row.open.lease_expires_at.unwrap_or(now),
+                finished_at: now,
             };
             let expired = OutcomeRow {
                 finished,

@@ -1,0 +1,394 @@
+//! `decide` and its companions against a small model of what really happened.
+//!
+//! One key lives through a random history. The code under test keeps rows, as the engine does; the model keeps the
+//! list of attempts and asks of it, in other words, what a claimant must be told. They must agree at every step, and a
+//! sweep must never change an answer.
+
+use idempotency_core::decide::{
+    self, Decision, EffectKind, FinishedKey, FinishedState, Found, GivenBack, OpenKey, OpenState,
+    Ownership, Policy, Prior, Sweep,
+};
+use idempotency_core::time::{Instant, Span};
+use proptest::prelude::*;
+
+const WINDOW_US: i64 = 1_000;
+const PROVIDER_WINDOW_US: i64 = 300;
+const START: Instant = Instant(800_000_000_000_000);
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A claim under a lease of this length.
+    Claim(i64),
+    /// The last owner ends its claim, in time or late.
+    Complete,
+    Reject,
+    NotApplied,
+    Unknown,
+    Release,
+    Renew(i64),
+    Pass(i64),
+    Sweep,
+}
+
+/// How an attempt stands in the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// Under a lease that ends then; what the owner was told.
+    Leased {
+        until: Instant,
+        told_to_reconcile: bool,
+    },
+    /// Its owner said that nobody knows.
+    DeclaredUnknown,
+}
+
+/// What really happened to the key.
+#[derive(Clone, Debug)]
+enum Truth {
+    /// Nothing that counts: never claimed, given back, or nothing happened.
+    Free,
+    /// Attempts of which one may have had the effect, oldest first, with the first one's time.
+    Open {
+        first: Instant,
+        attempts: Vec<Attempt>,
+    },
+    Done {
+        at: Instant,
+        rejected: bool,
+    },
+}
+
+/// The word that a claimant must be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Execute,
+    Reconcile,
+    InProgress,
+    Replay,
+    Rejected,
+}
+
+fn word(decision: Decision) -> Word {
+    match decision {
+        Decision::Execute(_) => Word::Execute,
+        Decision::Reconcile(_) => Word::Reconcile,
+        Decision::InProgress(_) => Word::InProgress,
+        Decision::Replay => Word::Replay,
+        Decision::Rejected => Word::Rejected,
+        Decision::Expired => unreachable!("no claim here says when it was issued"),
+    }
+}
+
+/// The rule, said of attempts and not of rows.
+fn must_be_told(truth: &Truth, kind: EffectKind, now: Instant) -> Word {
+    match truth {
+        Truth::Free => Word::Execute,
+        Truth::Done { at, .. } if now.0 - at.0 >= WINDOW_US => Word::Execute,
+        Truth::Done { rejected: true, .. } => Word::Rejected,
+        Truth::Done {
+            rejected: false, ..
+        } => Word::Replay,
+        Truth::Open { first, attempts } => {
+            let last = attempts.last().expect("an open key has an attempt");
+            if let Attempt::Leased { until, .. } = last
+                && now < *until
+            {
+                return Word::InProgress;
+            }
+            let in_doubt = attempts.iter().any(|attempt| match attempt {
+                Attempt::DeclaredUnknown => true,
+                Attempt::Leased {
+                    told_to_reconcile, ..
+                } => *told_to_reconcile,
+            });
+            let may_send_again = now.0 - first.0 < PROVIDER_WINDOW_US;
+            match kind {
+                _ if in_doubt => Word::Reconcile,
+                EffectKind::Local => Word::Execute,
+                EffectKind::Keyed if may_send_again => Word::Execute,
+                EffectKind::Keyed | EffectKind::External => Word::Reconcile,
+            }
+        }
+    }
+}
+
+struct History {
+    kind: EffectKind,
+    policy: Policy,
+    now: Instant,
+    found: Found,
+    truth: Truth,
+    newest_fence: i64,
+    /// Whether the last claimant has said nothing final yet.
+    owner_may_speak: bool,
+}
+
+impl History {
+    fn new(kind: EffectKind) -> History {
+        let span = |us| Span::from_us(us).expect("positive");
+        let policy = Policy {
+            window: Some(span(WINDOW_US)),
+            provider_window: span(PROVIDER_WINDOW_US),
+            kind,
+        };
+        History {
+            kind,
+            policy,
+            now: START,
+            found: Found::Absent,
+            truth: Truth::Free,
+            newest_fence: 0,
+            owner_may_speak: false,
+        }
+    }
+
+    fn decide(&self, found: Found) -> Decision {
+        decide::decide(found, &self.policy, None, self.now)
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        let told = word(self.decide(self.found));
+        prop_assert_eq!(
+            told,
+            must_be_told(&self.truth, self.kind, self.now),
+            "{:?} {:?}",
+            self.found,
+            self.truth
+        );
+        let swept = word(self.decide(self.swept()));
+        prop_assert_eq!(told, swept, "a sweep changed the answer: {:?}", self.found);
+        Ok(())
+    }
+
+    /// What a sweep makes of the row.
+    fn swept(&self) -> Found {
+        let Found::Open(key) = self.found else {
+            return self.found;
+        };
+        match decide::sweep(&key, self.now) {
+            Sweep::Keep => self.found,
+            Sweep::Unknown(lease_expires_at) => Found::Open(OpenKey {
+                state: OpenState::Unknown,
+                lease_expires_at,
+                ..key
+            }),
+            // Counted from the sweep, so that the outcome's window is not over before it began.
+            Sweep::LeaseExpired => Found::Finished(FinishedKey {
+                state: FinishedState::LeaseExpired,
+                fence: key.fence,
+                attempt: key.attempt,
+                finished_at: self.now,
+            }),
+        }
+    }
+
+    fn apply(&mut self, event: Event) -> Result<(), TestCaseError> {
+        // No two transactions change one key within a microsecond: where no record is left, fences count on it.
+        self.now = Instant(self.now.0 + 1);
+        match event {
+            Event::Pass(us) => self.now = Instant(self.now.0 + us),
+            Event::Sweep => self.found = self.swept(),
+            Event::Claim(lease_us) => self.claim(lease_us)?,
+            Event::Complete => self.finish(FinishedState::Completed),
+            Event::Reject => self.finish(FinishedState::Rejected),
+            Event::NotApplied => self.give_back(true),
+            Event::Release => self.give_back(false),
+            Event::Unknown => self.declare_unknown(),
+            Event::Renew(lease_us) => self.renew(lease_us),
+        }
+        Ok(())
+    }
+
+    fn claim(&mut self, lease_us: i64) -> Result<(), TestCaseError> {
+        let (own, told_to_reconcile) = match self.decide(self.found) {
+            Decision::Execute(own) => (own, false),
+            Decision::Reconcile(own) => (own, true),
+            Decision::InProgress(_) | Decision::Replay | Decision::Rejected | Decision::Expired => {
+                return Ok(());
+            }
+        };
+        prop_assert!(own.fence > self.newest_fence, "fences grow");
+        self.newest_fence = own.fence;
+        self.owner_may_speak = true;
+        let Ownership {
+            fence,
+            attempt,
+            prior,
+            kind,
+            first_claimed_at,
+        } = own;
+        let until = Instant(self.now.0 + lease_us);
+        self.found = Found::Open(OpenKey {
+            state: OpenState::InFlight,
+            kind,
+            prior,
+            fence,
+            attempt,
+            lease_expires_at: Some(until),
+            first_claimed_at,
+        });
+        let leased = Attempt::Leased {
+            until,
+            told_to_reconcile,
+        };
+        match &mut self.truth {
+            // An ended local attempt is known to have done nothing.
+            Truth::Open { attempts, .. } if self.kind != EffectKind::Local || told_to_reconcile => {
+                attempts.push(leased);
+            }
+            Truth::Free | Truth::Done { .. } | Truth::Open { .. } => {
+                self.truth = Truth::Open {
+                    first: self.now,
+                    attempts: vec![leased],
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// The claim that its last owner may still end, with a lease or without.
+    fn owned(&self) -> Option<OpenKey> {
+        match self.found {
+            Found::Open(key) if self.owner_may_speak => Some(key),
+            Found::Open(_) | Found::Finished(_) | Found::Absent => None,
+        }
+    }
+
+    fn declared_unknown(&self) -> bool {
+        self.owned()
+            .is_some_and(|key| key.state == OpenState::Unknown && key.lease_expires_at.is_none())
+    }
+
+    fn finish(&mut self, state: FinishedState) {
+        let Some(key) = self.owned() else { return };
+        self.found = Found::Finished(FinishedKey {
+            state,
+            fence: key.fence,
+            attempt: key.attempt,
+            finished_at: self.now,
+        });
+        self.truth = Truth::Done {
+            at: self.now,
+            rejected: state == FinishedState::Rejected,
+        };
+    }
+
+    fn declare_unknown(&mut self) {
+        let Some(key) = self.owned() else { return };
+        self.found = Found::Open(OpenKey {
+            state: OpenState::Unknown,
+            lease_expires_at: None,
+            ..key
+        });
+        if let Truth::Open { attempts, .. } = &mut self.truth {
+            *attempts.last_mut().expect("an open key has an attempt") = Attempt::DeclaredUnknown;
+        }
+    }
+
+    fn renew(&mut self, lease_us: i64) {
+        let Some(key) = self.owned().filter(|_| !self.declared_unknown()) else {
+            return;
+        };
+        let until = Instant(self.now.0 + lease_us);
+        self.found = Found::Open(OpenKey {
+            state: OpenState::InFlight,
+            lease_expires_at: Some(until),
+            ..key
+        });
+        if let Truth::Open { attempts, .. } = &mut self.truth
+            && let Some(Attempt::Leased { until: end, .. }) = attempts.last_mut()
+        {
+            *end = until;
+        }
+    }
+
+    /// `tried`: the verdict `not_applied`; else the claim is released before anything was begun.
+    fn give_back(&mut self, tried: bool) {
+        let Some(key) = self.owned() else { return };
+        if self.declared_unknown() && !tried {
+            return;
+        }
+        self.owner_may_speak = false;
+        let left = if tried {
+            decide::not_applied(key.prior, self.now)
+        } else {
+            decide::given_back(key.prior, self.now)
+        };
+        self.found = match left {
+            GivenBack::Nothing => Found::Absent,
+            GivenBack::NotApplied => Found::Finished(FinishedKey {
+                state: FinishedState::NotApplied,
+                fence: key.fence,
+                attempt: key.attempt,
+                finished_at: self.now,
+            }),
+            GivenBack::Unknown(lease_expires_at) => Found::Open(OpenKey {
+                state: OpenState::Unknown,
+                lease_expires_at,
+                ..key
+            }),
+        };
+        let Truth::Open { attempts, .. } = &mut self.truth else {
+            return;
+        };
+        let reconciled = matches!(
+            attempts.last(),
+            Some(Attempt::Leased {
+                told_to_reconcile: true,
+                ..
+            })
+        ) || key.prior == Prior::Unknown;
+        attempts.pop();
+        if tried && reconciled {
+            // Whoever read the other system speaks for all attempts.
+            self.truth = Truth::Free;
+        } else if !tried && reconciled {
+            // Nothing was read: as doubtful as before.
+            if !attempts.contains(&Attempt::DeclaredUnknown) {
+                attempts.push(Attempt::DeclaredUnknown);
+            }
+        } else if attempts.is_empty() {
+            self.truth = Truth::Free;
+        }
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (1..120_i64).prop_map(Event::Claim),
+        1 => Just(Event::Complete),
+        1 => Just(Event::Reject),
+        2 => Just(Event::NotApplied),
+        1 => Just(Event::Unknown),
+        2 => Just(Event::Release),
+        1 => (1..120_i64).prop_map(Event::Renew),
+        4 => (0..150_i64).prop_map(Event::Pass),
+        1 => Just(Event::Pass(WINDOW_US)),
+        2 => Just(Event::Sweep),
+    ]
+}
+
+fn kind() -> impl Strategy<Value = EffectKind> {
+    prop_oneof![
+        Just(EffectKind::External),
+        Just(EffectKind::Keyed),
+        Just(EffectKind::Local)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+    #[test]
+    fn every_answer_is_the_one_that_the_history_asks_for(
+        kind in kind(),
+        events in prop::collection::vec(event(), 1..40),
+    ) {
+        let mut history = History::new(kind);
+        history.check()?;
+        for event in events {
+            history.apply(event)?;
+            history.check()?;
+        }
+    }
+}
