@@ -71,6 +71,10 @@ pub enum Error {
     },
     /// Over a limit.
     TooLarge { message: String, hint: String },
+    /// A call that writes, on a standby or in a read-only transaction.
+    ReadOnly { function: String, standby: bool },
+    /// No such scope, told to whoever may use all of them.
+    NoSuchScope { scope: String },
     /// The extension's tables are not there.
     NotInstalled,
     /// An index that pruning needs was dropped, renamed or is invalid.
@@ -118,7 +122,9 @@ impl Error {
             Error::FinalFailure(_) => b"ID006",
             Error::NullArgument(_) => b"22004",
             Error::BadValue { .. } => b"22023",
+            Error::ReadOnly { .. } => b"25006",
             Error::NoAccess { .. }
+            | Error::NoSuchScope { .. }
             | Error::NotOwner { .. }
             | Error::NotClaimant(_)
             | Error::MayNotCreate { .. } => b"42501",
@@ -186,6 +192,19 @@ impl Error {
             Error::Serialization { place: None, .. } => {
                 "could not serialize access to the records".to_owned()
             }
+            Error::ReadOnly {
+                function,
+                standby: true,
+            } => {
+                format!("cannot execute {function} during recovery")
+            }
+            Error::ReadOnly {
+                function,
+                standby: false,
+            } => {
+                format!("cannot execute {function} in a read-only transaction")
+            }
+            Error::NoSuchScope { scope } => format!("there is no scope {}", quoted(scope)),
             Error::NotInstalled => {
                 "the tables of extension idempotency are not in this database".to_owned()
             }
@@ -237,6 +256,8 @@ impl Error {
             | Error::Function { .. }
             | Error::TooLarge { .. }
             | Error::NotInstalled
+            | Error::ReadOnly { .. }
+            | Error::NoSuchScope { .. }
             | Error::IndexMissing { .. }
             | Error::DropBusy
             | Error::WriteSuppressed { .. }
@@ -272,15 +293,22 @@ impl Error {
             Error::NoAccess { scope, role } => format!(
                 "The scope's owner can run: SELECT idem_scope_grant({}, {}). A new scope is made with idem_scope_set.",
                 literal(scope),
-                literal(&quoted(role))
+                literal(&identifier(role))
             ),
             Error::NotOwner { .. } => "Ask the scope's owner or a superuser.".to_owned(),
             Error::NotClaimant(_) => "Finish it as the role that claimed it, or as the scope's owner.".to_owned(),
             Error::MayNotCreate { role } => {
-                format!("A superuser can run: GRANT CREATE ON SCHEMA idempotency TO {}.", quoted(role))
+                format!("A superuser can run: GRANT CREATE ON SCHEMA idempotency TO {}.", identifier(role))
             }
             Error::Function { hint, .. } => (*hint).to_owned(),
             Error::Serialization { .. } => "The transaction might succeed if retried.".to_owned(),
+            Error::ReadOnly { standby: true, .. } => {
+                "Call it on the primary; idem_peek, idem_find and the views read here too.".to_owned()
+            }
+            Error::ReadOnly { standby: false, .. } => {
+                "Use a read-write transaction; idem_peek, idem_find and the views read here too.".to_owned()
+            }
+            Error::NoSuchScope { scope } => format!("Make it: SELECT idem_scope_set({}).", literal(scope)),
             Error::NotInstalled => "Run CREATE EXTENSION idempotency.".to_owned(),
             Error::IndexMissing { .. } => {
                 "REINDEX it, or create it again as the extension's script does; keys are safe meanwhile.".to_owned()
@@ -322,6 +350,16 @@ pub fn quoted(name: &str) -> String {
     }
     text.push('"');
     text
+}
+
+/// An SQL identifier of one line, quoted where it must be.
+fn identifier(name: &str) -> String {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_') && name.chars().all(plain) {
+        return name.to_owned();
+    }
+    let shown: String = name.chars().filter(|c| !c.is_control()).collect();
+    format!("\"{}\"", shown.replace('"', "\"\""))
 }
 
 /// An SQL string literal of one line, for statements in hints.

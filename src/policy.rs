@@ -66,6 +66,11 @@ pub fn operated(name: &str) -> Result<Rc<Scope>, Error> {
 
 /// The error for unknown scopes and for those without access alike.
 pub fn no_access(name: &str, role: Oid) -> Error {
+    if identity::is_superuser(role) {
+        return Error::NoSuchScope {
+            scope: name.to_owned(),
+        };
+    }
     Error::NoAccess {
         scope: name.to_owned(),
         role: identity::role_name(role),

@@ -39,7 +39,8 @@ pub fn lease(given: IntervalArgument, scope: &Scope) -> Result<Span, Error> {
     };
     span.filter(|span| *span <= limit).ok_or_else(|| {
         Error::bad_value(
-            format!("lease must be between 1 millisecond and {} seconds", limit.us() / 1_000_000),
+            format!("lease must be between 1 millisecond and {}",
+                limit.in_words()),
             "Give an interval with its unit, such as lease => '30 seconds'; max_lease of idem_scope_set sets the limit.",
         )
     })

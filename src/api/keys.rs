@@ -19,7 +19,7 @@ sql_function!(idem_release, pg_finfo_idem_release, release);
 sql_function!(idem_renew, pg_finfo_idem_renew, renew);
 
 fn claim(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_claim()");
+    server::require_writable(c"idem_claim()")?;
     let key = arguments::scoped_key(call, 0, 2)?;
     let terms = Terms {
         issued_at: call.timestamp(6).map(finite).transpose()?,
@@ -54,7 +54,7 @@ pub fn columns(answer: Answer) -> Vec<Value> {
 }
 
 fn complete(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_complete()");
+    server::require_writable(c"idem_complete()")?;
     let key = arguments::scoped_key(call, 0, 2)?;
     let stored = finish::finish(
         &key,
@@ -67,7 +67,7 @@ fn complete(call: &Call) -> Result<Reply, Error> {
 }
 
 fn fail(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_fail()");
+    server::require_writable(c"idem_fail()")?;
     let key = arguments::scoped_key(call, 0, 4)?;
     let verdict = call.text(1).ok_or(Error::NullArgument("verdict"))?;
     let (reason, result) = (call.text(2), call.jsonb(3));
@@ -96,14 +96,14 @@ fn fail(call: &Call) -> Result<Reply, Error> {
 }
 
 fn release(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_release()");
+    server::require_writable(c"idem_release()")?;
     let key = arguments::scoped_key(call, 0, 1)?;
     finish::finish(&key, call.int8(2), Ending::Released)?;
     Ok(Reply::Void)
 }
 
 fn renew(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_renew()");
+    server::require_writable(c"idem_renew()")?;
     let key = arguments::scoped_key(call, 0, 2)?;
     let scope = policy::usable(&key.scope)?;
     let lease = arguments::lease(

@@ -19,7 +19,7 @@ sql_function!(
 );
 
 fn claim_many(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_claim_many()");
+    server::require_writable(c"idem_claim_many()")?;
     let scope_name = policy::checked_name(call.text(2))?;
     let keys = batch_keys(call, &scope_name)?;
     let args = match call.jsonb_array(1, "args")? {
@@ -41,7 +41,7 @@ fn claim_many(call: &Call) -> Result<Reply, Error> {
 }
 
 fn complete_many(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_complete_many()");
+    server::require_writable(c"idem_complete_many()")?;
     let scope_name = policy::checked_name(call.text(2))?;
     let keys = batch_keys(call, &scope_name)?;
     let results = match call.jsonb_array(1, "results")? {

@@ -15,7 +15,7 @@ sql_function!(idem_once, pg_finfo_idem_once, idem_once_body);
 sql_function!(idem_call, pg_finfo_idem_call, idem_call_body);
 
 fn idem_once_body(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_once()");
+    server::require_writable(c"idem_once()")?;
     let key = arguments::scoped_key(call, 0, 3)?;
     let effect = call.text(1).ok_or(Error::NullArgument("effect"))?;
     let done = once::once(&key, &effect, call.jsonb(2), &terms(call)?)?;
@@ -23,7 +23,7 @@ fn idem_once_body(call: &Call) -> Result<Reply, Error> {
 }
 
 fn idem_call_body(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_call()");
+    server::require_writable(c"idem_call()")?;
     let function = call.text(1).ok_or(Error::NullArgument("function"))?;
     let callable = effect::resolve(&function)?;
     let args = call.jsonb(2);

@@ -44,7 +44,7 @@ const POLICIES: [(&str, Setting); 8] = [
 ];
 
 fn set(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_scope_set()");
+    server::require_writable(c"idem_scope_set()")?;
     let name = policy::checked_name(call.text(0))?;
     let mut changes = Vec::new();
     let mut interval = |index, name, setting, zero| -> Result<(), Error> {
@@ -138,7 +138,7 @@ fn operated(name: &str) -> Result<Rc<Scope>, Error> {
 }
 
 fn reset(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_scope_reset()");
+    server::require_writable(c"idem_scope_reset()")?;
     let name = policy::checked_name(call.text(0))?;
     let policy_name = call.text(1).ok_or(Error::NullArgument("policy"))?;
     let Some((_, setting)) = POLICIES.iter().find(|(known, _)| *known == policy_name) else {
@@ -164,7 +164,7 @@ fn reset(call: &Call) -> Result<Reply, Error> {
 }
 
 fn drop_scope(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_scope_drop()");
+    server::require_writable(c"idem_scope_drop()")?;
     let name = policy::checked_name(call.text(0))?;
     if name == DEFAULT_NAME {
         policy::operated(&name)?;
@@ -189,14 +189,14 @@ fn drop_scope(call: &Call) -> Result<Reply, Error> {
 }
 
 fn grant(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_scope_grant()");
+    server::require_writable(c"idem_scope_grant()")?;
     let (scope, role) = scope_and_role(call)?;
     scope::grant(scope.id(), role, identity::current_role())?;
     Ok(Reply::Void)
 }
 
 fn revoke(call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_scope_revoke()");
+    server::require_writable(c"idem_scope_revoke()")?;
     let (scope, role) = scope_and_role(call)?;
     scope::revoke(scope.id(), role)?;
     Ok(Reply::Void)
@@ -222,17 +222,14 @@ enum Zero {
 }
 
 fn span(given: IntervalArgument, name: &str, zero: Zero) -> Result<i64, Error> {
-    let least = match zero {
-        Zero::Allowed => 0,
-        Zero::Refused => 1_000,
+    let (least, in_words) = match zero {
+        Zero::Allowed => (0, "0"),
+        Zero::Refused => (1_000, "1 millisecond"),
     };
     match given {
         IntervalArgument::Us(us) if (least..=SPAN_US_MAX).contains(&us) => Ok(us),
         IntervalArgument::Us(_) | IntervalArgument::Absurd => Err(Error::bad_value(
-            format!(
-                "{name} must be between {} milliseconds and 100 years",
-                least / 1_000
-            ),
+            format!("{name} must be between {in_words} and 100 years"),
             "Give an interval with its unit, such as '7 days'; keep_forever => true never forgets.",
         )),
     }
@@ -260,14 +257,14 @@ fn guarantee(call: &Call) -> Result<Reply, Error> {
         None => "for ever: its outcomes are never pruned".to_owned(),
         Some(window) => format!(
             "within the window of {}, counted from the moment a key was finished",
-            words(window.us())
+            window.in_words()
         ),
     };
     let expired_lease = match scope.effect_kind() {
         EffectKind::External => "A lease that ends leaves the outcome unknown: the next claim is told to reconcile, never to execute.".to_owned(),
         EffectKind::Keyed => format!(
             "A lease that ends lets the next claim execute with the same key for {} from the first attempt, as long as the other system remembers it; later it is told to reconcile.",
-            words(scope.provider_window().us())
+            scope.provider_window().in_words()
         ),
         EffectKind::Local => "A lease that ends proves that nothing happened, provided that the effect commits together with idem_complete.".to_owned(),
     };
@@ -275,23 +272,6 @@ fn guarantee(call: &Call) -> Result<Reply, Error> {
         "Effectively once, {window}. Scope {}: at most one effect per key; effect and record commit together; a duplicate gets the first answer. {expired_lease} After the window a key is free again and its operation can be repeated. Exactly-once delivery is not promised: callers deliver at least once, with the same key.",
         crate::error::quoted(&name)
     ))))
-}
-
-/// A span in the largest unit that is whole.
-fn words(us: i64) -> String {
-    const UNITS: [(i64, &str); 5] = [
-        (86_400_000_000, "day"),
-        (3_600_000_000, "hour"),
-        (60_000_000, "minute"),
-        (1_000_000, "second"),
-        (1_000, "millisecond"),
-    ];
-    let (unit_us, unit) = UNITS
-        .into_iter()
-        .find(|(unit_us, _)| us % unit_us == 0)
-        .unwrap_or((1, "microsecond"));
-    let count = us / unit_us;
-    format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Trigger on the three scope tables.

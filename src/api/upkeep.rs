@@ -20,7 +20,7 @@ thread_local! {
 }
 
 fn idem_sweep_body(_call: &Call) -> Result<Reply, Error> {
-    server::require_writable(c"idem_sweep()");
+    server::require_writable(c"idem_sweep()")?;
     // Taken out while the batch runs: a trigger may call idem_sweep again.
     let mut pass = PASS.take();
     let batch = sweep::batch(&mut pass)?;
@@ -65,6 +65,9 @@ fn worker_state(launcher_pid: Option<i32>) -> &'static str {
     }
     if !guc::worker_enabled() {
         return "off: idempotency.worker is off";
+    }
+    if !guc::serves_database(&server::database_name()) {
+        return "off for this database: it is not in idempotency.databases";
     }
     match (launcher_pid, shmem::trouble()) {
         (None, _) => "no worker: the launcher does not run, raise max_worker_processes",

@@ -76,7 +76,7 @@ pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
             continue;
         };
         let scoped = ScopedKey::new(scope.name(), Some(key.clone()))?;
-        let view = view(
+        let mut view = view(
             record::probe(&tables, &scoped, Snapshot::Statement)?,
             &scope,
         );
@@ -85,7 +85,11 @@ pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
             .iter()
             .find(|(held, _)| *held == tag)
             .map(|(_, holder)| holder.clone());
-        if view.state != ABSENT || holder.is_some() {
+        // Of a claim that lives in another transaction only its lock can be seen.
+        if view.state == ABSENT && holder.is_some() {
+            view.state = IN_FLIGHT;
+        }
+        if view.state != ABSENT {
             findings.push(Finding {
                 scope: scope.name().to_owned(),
                 view,
@@ -98,6 +102,7 @@ pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
 }
 
 const ABSENT: &str = "absent";
+const IN_FLIGHT: &str = "in_flight";
 
 fn view(record: Record, scope: &Scope) -> View {
     match record {
@@ -107,7 +112,7 @@ fn view(record: Record, scope: &Scope) -> View {
         },
         Record::Open(row) => View {
             state: match row.open.state {
-                OpenState::InFlight => "in_flight",
+                OpenState::InFlight => IN_FLIGHT,
                 OpenState::Unknown => "unknown",
             },
             fence: Some(row.open.fence),

@@ -18,6 +18,11 @@ pub fn has_rights_of(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
     }
 }
 
+pub fn is_superuser(role: pg_sys::Oid) -> bool {
+    // SAFETY: a catalogue look-up.
+    unsafe { pg_sys::superuser_arg(role) }
+}
+
 /// The role's name; its number where it is gone.
 pub fn role_name(role: pg_sys::Oid) -> String {
     // SAFETY: null where there is no such role.

@@ -1,6 +1,7 @@
 //! Small questions to the server, and the differences between its major versions.
 
 use super::text;
+use crate::error::Error;
 use idempotency_core::time::Instant;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -16,17 +17,19 @@ pub fn now() -> Instant {
     Instant(unsafe { pg_sys::GetCurrentTimestamp() })
 }
 
-/// Refuses what writes where nothing may be written: 25006 on a standby, in a read-only transaction, or
-/// inside a parallel worker. Direct access to tables checks none of this by itself.
-pub fn require_writable(command: &CStr) {
-    // SAFETY: each raises, or returns with nothing changed.
+/// Refuses what writes where nothing may be written: on a standby, in a read-only transaction, or inside a
+/// parallel query. Direct access to tables checks none of this by itself.
+pub fn require_writable(function: &'static CStr) -> Result<(), Error> {
+    // SAFETY: reads the transaction's state; the last call raises, or changes nothing.
     unsafe {
-        pg_sys::PreventCommandDuringRecovery(command.as_ptr());
-        if pg_sys::XactReadOnly {
-            pg_sys::PreventCommandIfReadOnly(command.as_ptr());
+        let standby = pg_sys::RecoveryInProgress();
+        if standby || pg_sys::XactReadOnly {
+            let function = text::from_c(function.as_ptr());
+            return Err(Error::ReadOnly { function, standby });
         }
-        pg_sys::PreventCommandIfParallelMode(command.as_ptr());
+        pg_sys::PreventCommandIfParallelMode(function.as_ptr());
     }
+    Ok(())
 }
 
 pub fn in_recovery() -> bool {
@@ -48,6 +51,12 @@ pub fn backend_pid() -> i32 {
 pub fn database() -> pg_sys::Oid {
     // SAFETY: reads a backend variable.
     unsafe { pg_sys::MyDatabaseId }
+}
+
+/// The name of this session's database.
+pub fn database_name() -> String {
+    // SAFETY: a C string in the current context, or null.
+    text::from_c(unsafe { pg_sys::get_database_name(pg_sys::MyDatabaseId) })
 }
 
 /// The session's application_name.

@@ -52,6 +52,23 @@ impl Span {
     pub const fn us(self) -> i64 {
         self.us
     }
+
+    /// For people: a count of the largest unit that is whole, such as `30 days`.
+    pub fn in_words(self) -> String {
+        const UNITS: [(i64, &str); 5] = [
+            (US_PER_DAY, "day"),
+            (3_600_000_000, "hour"),
+            (60_000_000, "minute"),
+            (1_000_000, "second"),
+            (1_000, "millisecond"),
+        ];
+        let whole = UNITS
+            .into_iter()
+            .find(|(unit_us, _)| self.us % unit_us == 0);
+        let (unit_us, unit) = whole.unwrap_or((1, "microsecond"));
+        let count = self.us / unit_us;
+        format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
+    }
 }
 
 /// An interval's fields as PostgreSQL keeps them, in microseconds: months count 30 days, days 24 hours.
@@ -82,6 +99,15 @@ mod tests {
         assert_eq!(interval_us(i32::MAX, i32::MAX, i64::MAX), None);
         assert_eq!(interval_us(i32::MIN, i32::MIN, i64::MIN), None);
         assert_eq!(interval_us(i32::MAX, 0, i64::MAX), None);
+    }
+
+    #[test]
+    fn words_take_the_largest_whole_unit() {
+        let words = |us| Span::from_us(us).expect("positive").in_words();
+        assert_eq!(words(30 * US_PER_DAY), "30 days");
+        assert_eq!(words(3_600_000_000), "1 hour");
+        assert_eq!(words(90_000_000), "90 seconds");
+        assert_eq!(words(1_001), "1001 microseconds");
     }
 
     #[test]
