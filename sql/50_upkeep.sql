@@ -9,10 +9,17 @@ COMMENT ON FUNCTION @extschema@.idem_sweep() IS
     'one bounded batch of what the background worker does: ends expired leases, prunes outcomes past their window; more says whether to call again';
 REVOKE ALL ON FUNCTION @extschema@.idem_sweep() FROM PUBLIC;
 
+CREATE FUNCTION idempotency.sweep_restart()
+    RETURNS pg_catalog.void LANGUAGE c AS 'MODULE_PATHNAME', 'idem_sweep_restart';
+COMMENT ON FUNCTION idempotency.sweep_restart() IS
+    'the next idem_sweep() of this session begins at the first key again';
+REVOKE ALL ON FUNCTION idempotency.sweep_restart() FROM PUBLIC;
+
 CREATE PROCEDURE idempotency.sweep() LANGUAGE plpgsql AS $procedure$
 DECLARE
     more pg_catalog.bool := true;
 BEGIN
+    PERFORM idempotency.sweep_restart();
     WHILE more LOOP
         SELECT s.more INTO more FROM @extschema@.idem_sweep() AS s;
         COMMIT;
@@ -37,4 +44,6 @@ CREATE FUNCTION @extschema@.idem_status(
     OUT unknown_keys pg_catalog.int8
 ) LANGUAGE c AS 'MODULE_PATHNAME', 'idem_status';
 COMMENT ON FUNCTION @extschema@.idem_status() IS
-    'one row: version, whether the library is preloaded, what the worker does, its last sweep of this database, and what is open';
+    'one row: version, whether the library is preloaded, what the worker does, its last sweep of this database, and what is open; for members of pg_monitor';
+REVOKE ALL ON FUNCTION @extschema@.idem_status() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_status() TO pg_monitor;

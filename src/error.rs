@@ -2,8 +2,6 @@
 //!
 //! A message names scope and key and never arguments or results. Expected outcomes are not here: they are data.
 
-use std::fmt::Write as _;
-
 /// Five characters of an SQLSTATE.
 pub type SqlState = &'static [u8; 5];
 
@@ -29,7 +27,7 @@ pub enum Error {
     /// The same key came with other arguments.
     KeyReused(Place),
     /// `idem_once` and `idem_call`: somebody else owns the key now.
-    InProgress(Place),
+    InProgress { place: Place, here: bool },
     /// The fence is not the newest.
     FenceLost(Place),
     /// Nothing is claimed that this call could finish.
@@ -78,7 +76,7 @@ pub enum Error {
     /// The extension's tables are not there.
     NotInstalled,
     /// An index that pruning needs was dropped, renamed or is invalid.
-    IndexMissing { index: String },
+    IndexMissing { what: String },
     /// Dropping a scope while transactions that have claimed are open.
     DropBusy,
     /// A scope that still holds keys.
@@ -113,7 +111,7 @@ impl Error {
     pub fn sqlstate(&self) -> SqlState {
         match self {
             Error::KeyReused(_) => b"ID001",
-            Error::InProgress(_) => b"ID002",
+            Error::InProgress { .. } => b"ID002",
             Error::FenceLost(_) => b"ID003",
             Error::NoOpenClaim { .. } | Error::LeftOpen { .. } | Error::SameTransaction(_) => {
                 b"ID004"
@@ -142,12 +140,17 @@ impl Error {
         }
     }
 
+    /// One line, lower case, without a full stop.
     pub fn message(&self) -> String {
+        one_line(&self.text())
+    }
+
+    fn text(&self) -> String {
         match self {
             Error::KeyReused(place) => {
                 format!("{} was used with different arguments", named(place))
             }
-            Error::InProgress(place) => format!("{} is in progress", named(place)),
+            Error::InProgress { place, .. } => format!("{} is in progress", named(place)),
             Error::FenceLost(place) => format!("the fence of {} is not the newest", named(place)),
             Error::NoOpenClaim { place, .. } => format!(
                 "{} has no open claim that this call could finish",
@@ -208,9 +211,7 @@ impl Error {
             Error::NotInstalled => {
                 "the tables of extension idempotency are not in this database".to_owned()
             }
-            Error::IndexMissing { index } => {
-                format!("index idempotency.{index} is missing or invalid")
-            }
+            Error::IndexMissing { what } => format!("{what} is missing or invalid"),
             Error::DropBusy => "transactions that have claimed keys are open".to_owned(),
             Error::ScopeInUse { scope } => format!("scope {} still holds keys", quoted(scope)),
             Error::WriteSuppressed { table } => {
@@ -239,6 +240,7 @@ impl Error {
             Error::SameTransaction(_) => {
                 "The effect is outside the database: a crash before COMMIT would forget the claim and not the effect."
             }
+            Error::InProgress { here: true, .. } => "It is claimed in this transaction.",
             Error::OutcomeUnknown(_) => "An earlier attempt may have had its effect.",
             Error::NotClaimant(_) => {
                 "A claim is finished by the role that made it, its members, or the scope's owner."
@@ -246,7 +248,7 @@ impl Error {
             Error::ScopeInUse { .. } => {
                 "Dropping it would forget them, and their effects could happen again."
             }
-            Error::InProgress(_)
+            Error::InProgress { here: false, .. }
             | Error::FinalFailure(_)
             | Error::NullArgument(_)
             | Error::BadValue { .. }
@@ -273,7 +275,12 @@ impl Error {
             Error::KeyReused(_) => {
                 "Another operation needs another key. If only noise differs, leave it out with idem_scope_set(..., ignore_args => ...).".to_owned()
             }
-            Error::InProgress(_) => "Call again later with the same key, or give a longer wait.".to_owned(),
+            Error::InProgress { here: true, .. } => {
+                "An effect cannot wait for the claim around it: give the inner operation a key of its own.".to_owned()
+            }
+            Error::InProgress { here: false, .. } => {
+                "Call again later with the same key, or give a longer wait.".to_owned()
+            }
             Error::FenceLost(_) => {
                 "Roll this transaction back, its effect with it; do not catch this error in a savepoint. idem_claim tells what happened.".to_owned()
             }
@@ -336,34 +343,39 @@ fn named(place: &Place) -> String {
     )
 }
 
-/// In double quotes on one line: control characters are escaped, names stay readable.
+/// In double quotes; names stay readable.
 pub fn quoted(name: &str) -> String {
-    let mut text = String::with_capacity(name.len() + 2);
-    text.push('"');
-    for character in name.chars() {
-        if character.is_control() {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{}", character.escape_default());
-        } else {
-            text.push(character);
-        }
-    }
-    text.push('"');
-    text
+    format!("\"{name}\"")
 }
 
-/// An SQL identifier of one line, quoted where it must be.
+/// Control characters escaped, so that a name cannot break a line of the log.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
+    }
+    line
+}
+
+/// An SQL identifier, quoted where it must be.
 fn identifier(name: &str) -> String {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_') && name.chars().all(plain) {
         return name.to_owned();
     }
-    let shown: String = name.chars().filter(|c| !c.is_control()).collect();
-    format!("\"{}\"", shown.replace('"', "\"\""))
+    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// An SQL string literal of one line, for statements in hints.
 fn literal(text: &str) -> String {
-    let escaped: String = text.chars().filter(|c| !c.is_control()).collect();
-    format!("'{}'", escaped.replace('\'', "''"))
+    let doubled = text.replace('\'', "''");
+    if text.chars().any(char::is_control) {
+        format!("E'{}'", one_line(&doubled.replace('\\', "\\\\")))
+    } else {
+        format!("'{doubled}'")
+    }
 }

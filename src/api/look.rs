@@ -90,6 +90,9 @@ fn window_ends_at(call: &Call) -> Result<Reply, Error> {
     let (Some(id), Some(finished_at)) = (call.int4(0), call.timestamp(1)) else {
         return Ok(Reply::One(Value::Null));
     };
-    let end = policy::by_id(id)?.map(|scope| look::window_end(finished_at, scope.window()));
+    let role = identity::current_role();
+    let end = policy::by_id(id)?
+        .filter(|scope| scope.may_use(role))
+        .map(|scope| look::window_end(finished_at, scope.window()));
     Ok(Reply::One(end.into()))
 }

@@ -6,7 +6,8 @@ use crate::engine::key::{ScopedKey, bad_key, checked_run};
 use crate::engine::once::{self, Once};
 use crate::error::Error;
 use crate::pg::call::{Call, Reply};
-use crate::pg::{effect, server};
+use crate::pg::effect::{self, Effect};
+use crate::pg::server;
 use crate::policy;
 use crate::sql_function;
 use idempotency_core::key::run_operation_key;
@@ -18,7 +19,12 @@ fn idem_once_body(call: &Call) -> Result<Reply, Error> {
     server::require_writable(c"idem_once()")?;
     let key = arguments::scoped_key(call, 0, 3)?;
     let effect = call.text(1).ok_or(Error::NullArgument("effect"))?;
-    let done = once::once(&key, &effect, call.jsonb(2), &terms(call)?)?;
+    let done = once::once(
+        &key,
+        Effect::Statement(&effect),
+        call.jsonb(2),
+        &terms(call)?,
+    )?;
     Ok(row(done))
 }
 
@@ -43,7 +49,7 @@ fn idem_call_body(call: &Call) -> Result<Reply, Error> {
             ScopedKey::new(&policy::checked_name(call.text(3))?, Some(key))?
         }
     };
-    let done = once::once(&key, &callable.statement, args, &terms)?;
+    let done = once::once(&key, Effect::Function(callable.oid), args, &terms)?;
     Ok(row(done))
 }
 

@@ -1,6 +1,7 @@
 //! `idem_scope_set`, `_reset`, `_drop`, `_grant`, `_revoke`, `idem_guarantee`, and the trigger that tells
 //! sessions to read the scopes again.
 
+use crate::engine::open_claims;
 use crate::error::Error;
 use crate::pg::call::{Call, IntervalArgument, Reply};
 use crate::pg::table::{Mode, Snapshot};
@@ -27,8 +28,8 @@ sql_function!(
     scopes_changed
 );
 
-/// Longest window, lease and wait that a scope takes: a hundred years.
-const SPAN_US_MAX: i64 = 100 * 366 * 86_400_000_000;
+/// Longest window, lease and wait that a scope takes: a hundred years of twelve 30-day months.
+const SPAN_US_MAX: i64 = 100 * 12 * 30 * 86_400_000_000;
 const RESULT_BYTES_MAX: i32 = 256 * 1_024 * 1_024;
 
 /// The policies by name, as `idem_scope_reset` takes them.
@@ -178,7 +179,8 @@ fn drop_scope(call: &Call) -> Result<Reply, Error> {
     scope::lock_keys_for_drop()?;
     let scope = policy::operated(&name)?;
     let tables = KeyTables::open(Mode::Read)?;
-    let in_use = claim::any_of_scope(&tables.claim, scope.id(), Snapshot::Latest)
+    let in_use = open_claims::any_of_scope(scope.id())
+        || claim::any_of_scope(&tables.claim, scope.id(), Snapshot::Latest)
         || outcome::any_of_scope(&tables.outcome, scope.id(), Snapshot::Latest);
     tables.close();
     if in_use {
@@ -230,7 +232,7 @@ fn span(given: IntervalArgument, name: &str, zero: Zero) -> Result<i64, Error> {
         IntervalArgument::Us(us) if (least..=SPAN_US_MAX).contains(&us) => Ok(us),
         IntervalArgument::Us(_) | IntervalArgument::Absurd => Err(Error::bad_value(
             format!("{name} must be between {in_words} and 100 years"),
-            "Give an interval with its unit, such as '7 days'; keep_forever => true never forgets.",
+            "Give an interval with its unit, such as '7 days'. A window that never ends is keep_forever => true.",
         )),
     }
 }
@@ -268,8 +270,12 @@ fn guarantee(call: &Call) -> Result<Reply, Error> {
         ),
         EffectKind::Local => "A lease that ends proves that nothing happened, provided that the effect commits together with idem_complete.".to_owned(),
     };
+    let afterwards = match scope.window() {
+        None => "",
+        Some(_) => " After the window a key is free again and its operation can be repeated.",
+    };
     Ok(Reply::One(Value::Text(format!(
-        "Effectively once, {window}. Scope {}: at most one effect per key; effect and record commit together; a duplicate gets the first answer. {expired_lease} After the window a key is free again and its operation can be repeated. Exactly-once delivery is not promised: callers deliver at least once, with the same key.",
+        "Effectively once, {window}. Scope {}: at most one effect per key; effect and record commit together; a duplicate gets the first answer. {expired_lease}{afterwards} Exactly-once delivery is not promised: callers deliver at least once, with the same key.",
         crate::error::quoted(&name)
     ))))
 }

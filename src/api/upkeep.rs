@@ -1,6 +1,6 @@
 //! `idem_sweep`, `idem_status`.
 
-use crate::engine::sweep::{self, Pass};
+use crate::engine::sweep;
 use crate::error::Error;
 use crate::guc;
 use crate::pg::call::{Call, Reply};
@@ -9,28 +9,30 @@ use crate::pg::table::{Mode, Snapshot};
 use crate::pg::{server, shmem::Swept};
 use crate::sql_function;
 use crate::store::{KeyTables, claim};
-use std::cell::RefCell;
 
 sql_function!(idem_sweep, pg_finfo_idem_sweep, idem_sweep_body);
+sql_function!(
+    idem_sweep_restart,
+    pg_finfo_idem_sweep_restart,
+    sweep_restart
+);
 sql_function!(idem_status, pg_finfo_idem_status, status);
-
-thread_local! {
-    /// Where this session's pass stands: the next call goes on from here.
-    static PASS: RefCell<Pass> = RefCell::default();
-}
 
 fn idem_sweep_body(_call: &Call) -> Result<Reply, Error> {
     server::require_writable(c"idem_sweep()")?;
-    // Taken out while the batch runs: a trigger may call idem_sweep again.
-    let mut pass = PASS.take();
-    let batch = sweep::batch(&mut pass)?;
-    PASS.replace(pass);
+    let batch = sweep::session_batch()?;
     let count = |rows: u32| i32::try_from(rows).unwrap_or(i32::MAX);
     Ok(Reply::Row(vec![
         count(batch.leases_ended).into(),
         count(batch.outcomes_pruned).into(),
         batch.more.into(),
     ]))
+}
+
+/// The next idem_sweep of this session begins a new pass.
+fn sweep_restart(_call: &Call) -> Result<Reply, Error> {
+    sweep::forget_session_pass();
+    Ok(Reply::Void)
 }
 
 fn status(_call: &Call) -> Result<Reply, Error> {

@@ -389,7 +389,7 @@ fn own(
     ownership: Ownership,
     now: Instant,
 ) -> Result<(), Error> {
-    open_claims::require_room(1)?;
+    open_claims::require_room_for(&key.digest)?;
     let row = OpenRow {
         open: OpenKey {
             state: OpenState::InFlight,

@@ -5,7 +5,7 @@ use crate::pg::jsonb::Jsonb;
 use crate::policy::Scope;
 use crate::store::StoredArgs;
 use idempotency_core::digest;
-use idempotency_core::key::{Key, KeyError, Run};
+use idempotency_core::key::{Key, KeyError, Name, Run};
 
 /// A key in its scope, with its digest.
 #[derive(Clone, Debug)]
@@ -35,10 +35,33 @@ impl ScopedKey {
 
 /// What is wrong with a key, a run or an operation.
 pub fn bad_key(error: &KeyError) -> Error {
-    Error::bad_value(
-        error.to_string(),
-        "A key names one logical operation in 1 to 1,024 bytes; idem_key(run, operation) makes one.",
-    )
+    let hint = match error {
+        KeyError::Empty { name: Name::Run }
+        | KeyError::TooLong {
+            name: Name::Run, ..
+        } => "A run names a longer piece of work in 1 to 1,024 bytes.",
+        KeyError::Empty {
+            name: Name::Operation,
+        }
+        | KeyError::TooLong {
+            name: Name::Operation,
+            ..
+        }
+        | KeyError::OperationWithSlash
+        | KeyError::OperationLikeArguments => {
+            "An operation names one step of a run, such as 'issue_credit', without a slash."
+        }
+        KeyError::Empty {
+            name: Name::Key | Name::Scope,
+        }
+        | KeyError::TooLong {
+            name: Name::Key | Name::Scope,
+            ..
+        } => {
+            "A key names one logical operation in 1 to 1,024 bytes; idem_key(run, operation) makes one."
+        }
+    };
+    Error::bad_value(error.to_string(), hint)
 }
 
 /// A run from an argument, checked.

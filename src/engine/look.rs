@@ -51,6 +51,9 @@ pub struct Finding {
 
 /// The end of an outcome's window; the end of time where it never ends.
 pub fn window_end(finished_at: Instant, window: Option<Span>) -> Instant {
+    if finished_at == Instant(i64::MIN) {
+        return finished_at;
+    }
     window.map_or(Instant(i64::MAX), |window| finished_at.after(window))
 }
 

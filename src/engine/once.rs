@@ -6,7 +6,7 @@ use crate::engine::claim::{self, Terms, Word};
 use crate::engine::finish::{self, Ending};
 use crate::engine::key::{Args, ScopedKey};
 use crate::error::Error;
-use crate::pg::effect;
+use crate::pg::effect::{self, Effect};
 use crate::pg::jsonb::Jsonb;
 
 /// The result, and whether it is that of an earlier call.
@@ -15,17 +15,17 @@ pub struct Once {
     pub replayed: bool,
 }
 
-/// Runs `statement` once for the key.
+/// Runs the effect once for the key.
 pub fn once(
     key: &ScopedKey,
-    statement: &str,
+    effect: Effect<'_>,
     args: Option<Jsonb>,
     terms: &Terms,
 ) -> Result<Once, Error> {
     let answer = claim::claim(key, Args(args), terms)?;
     match answer.word {
         Word::Execute => {
-            let result = effect::run(statement, args)?;
+            let result = effect::run(effect, args)?;
             let result = finish::finish(key, answer.fence, Ending::Completed { result })?;
             Ok(Once {
                 result,
@@ -36,7 +36,10 @@ pub fn once(
             result: answer.result,
             replayed: true,
         }),
-        Word::InProgress => Err(Error::InProgress(key.place())),
+        Word::InProgress => Err(Error::InProgress {
+            place: key.place(),
+            here: answer.reason.is_some(),
+        }),
         Word::Reconcile => Err(Error::OutcomeUnknown(key.place())),
         Word::Rejected => Err(Error::FinalFailure(key.place())),
         Word::Mismatch => Err(Error::KeyReused(key.place())),

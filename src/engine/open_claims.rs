@@ -4,6 +4,7 @@
 //! run while a transaction ends: they raise nothing, except before the commit, where raising refuses it.
 
 use crate::engine::key::ScopedKey;
+use crate::engine::sweep;
 use crate::error::Error;
 use crate::pg::xact::{Milestones, SubTransaction, current_subtransaction};
 use crate::pg::{effect, shmem};
@@ -29,6 +30,8 @@ enum Hold {
 struct Entry {
     digest: [u8; 16],
     hold: Hold,
+    /// No entry before it has this key: it stands for the key's one lock. Whatever undoes it undoes the later ones.
+    first: bool,
     made_in: SubTransaction,
     closed_in: Option<SubTransaction>,
 }
@@ -48,14 +51,35 @@ thread_local! {
 pub const MILESTONES: Milestones = Milestones {
     before_commit,
     committed,
-    gone: forget,
+    gone,
     subtransaction_committed,
     subtransaction_aborted,
 };
 
 /// Keys whose lock this transaction keeps.
 fn locks_kept() -> usize {
-    SESSION.with_borrow(|session| session.entries.len())
+    SESSION.with_borrow(|session| session.entries.iter().filter(|entry| entry.first).count())
+}
+
+/// Whether this transaction has a claim of a scope to finish.
+pub fn any_of_scope(scope_id: i32) -> bool {
+    SESSION.with_borrow(|session| {
+        session.entries.iter().any(|entry| match &entry.hold {
+            Hold::Transactional { row, .. } => {
+                entry.closed_in.is_none() && row.scope_id == scope_id
+            }
+            Hold::Leased | Hold::Lock => false,
+        })
+    })
+}
+
+/// Refuses one more key, unless this transaction holds it already.
+pub fn require_room_for(digest: &[u8; 16]) -> Result<(), Error> {
+    if holds(digest) {
+        Ok(())
+    } else {
+        require_room(1)
+    }
 }
 
 /// Refuses what would fill the cluster's lock table.
@@ -95,6 +119,7 @@ fn add(digest: [u8; 16], hold: Hold) {
     let entry = Entry {
         digest,
         hold,
+        first: !holds(&digest),
         made_in: current_subtransaction(),
         closed_in: None,
     };
@@ -185,6 +210,12 @@ fn committed() {
     forget();
 }
 
+/// The transaction is undone, or prepared and out of this session's hands.
+fn gone() {
+    sweep::forget_session_pass();
+    forget();
+}
+
 /// The transaction is over for this session.
 fn forget() {
     SESSION.with_borrow_mut(|session| {
@@ -210,6 +241,7 @@ fn subtransaction_committed(mine: SubTransaction, parent: SubTransaction) {
 
 /// A subtransaction is undone: what it made goes, what it finished is open again.
 fn subtransaction_aborted(mine: SubTransaction) {
+    sweep::forget_session_pass();
     SESSION.with_borrow_mut(|session| {
         session.entries.retain(|entry| entry.made_in != mine);
         for entry in &mut session.entries {

@@ -14,6 +14,7 @@ use crate::store::outcome::{CURSOR_START, Cursor, OutcomeRow};
 use crate::store::{KeyTables, Stands, claim, outcome, scope};
 use idempotency_core::decide::{self, FinishedKey, FinishedState, OpenKey, OpenState, Sweep};
 use idempotency_core::time::Instant;
+use std::cell::RefCell;
 
 use super::record::LEASE_EXPIRED;
 
@@ -33,6 +34,25 @@ pub struct Batch {
     pub outcomes_pruned: u32,
     /// Whether the pass goes on.
     pub more: bool,
+}
+
+thread_local! {
+    /// Where this session's own pass stands: the next `idem_sweep` goes on from here.
+    static SESSION_PASS: RefCell<Pass> = RefCell::default();
+}
+
+/// One batch of this session's own pass.
+pub fn session_batch() -> Result<Batch, Error> {
+    // Taken out while the batch runs: a trigger may sweep again.
+    let mut pass = SESSION_PASS.take();
+    let batch = batch(&mut pass)?;
+    SESSION_PASS.replace(pass);
+    Ok(batch)
+}
+
+/// What a pass did may have been undone: the next one begins anew. Raises nothing.
+pub fn forget_session_pass() {
+    SESSION_PASS.take();
 }
 
 /// One batch of a pass, in the current transaction.

@@ -23,21 +23,77 @@ thread_local! {
 #[derive(Clone, Copy)]
 struct Plan(pg_sys::SPIPlanPtr);
 
-/// Runs the statement and gives back its one jsonb.
-pub fn run(text: &str, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error> {
-    identity::acting_as(identity::current_role(), || {
-        // SAFETY: SPI is connected and finished here; an error ends both with the (sub)transaction.
-        unsafe {
-            pg_sys::SPI_connect();
-            let outermost = RUNNING.get() == 0;
-            let plan = prepared(text, outermost)?;
-            RUNNING.set(RUNNING.get() + 1);
-            let result = execute(plan, args);
-            RUNNING.set(RUNNING.get() - 1);
-            pg_sys::SPI_finish();
-            result
-        }
+/// What is done once.
+#[derive(Clone, Copy)]
+pub enum Effect<'a> {
+    /// One SQL statement.
+    Statement(&'a str),
+    /// A function f(jsonb) returns jsonb.
+    Function(pg_sys::Oid),
+}
+
+/// Runs the effect and gives back its one jsonb.
+pub fn run(effect: Effect<'_>, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error> {
+    identity::acting_as(identity::current_role(), || match effect {
+        Effect::Statement(text) => run_statement(text, args),
+        Effect::Function(function) => call_function(function, args),
     })
+}
+
+fn run_statement(text: &str, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error> {
+    // SAFETY: SPI is connected and finished here; an error ends both with the (sub)transaction.
+    unsafe {
+        pg_sys::SPI_connect();
+        let outermost = RUNNING.get() == 0;
+        let plan = prepared(text, outermost)?;
+        RUNNING.set(RUNNING.get() + 1);
+        let result = execute(plan, args);
+        RUNNING.set(RUNNING.get() - 1);
+        pg_sys::SPI_finish();
+        result
+    }
+}
+
+/// Calls the very function that was found, after the check that a call in SQL would make.
+fn call_function(function: pg_sys::Oid, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error> {
+    if !identity::may_execute(identity::current_role(), function) {
+        // SAFETY: a catalogue look-up.
+        let name = super::text::from_c(unsafe { pg_sys::get_func_name(function) });
+        return Err(Error::Function {
+            sqlstate: b"42501",
+            message: format!("permission denied for function {name}"),
+            hint: "idem_call runs the function as its caller, who needs EXECUTE on it.",
+        });
+    }
+    // SAFETY: as OidFunctionCall1Coll in fmgr.c, with NULLs; the call is guarded because it may raise. It sees what
+    // is committed now, as a statement of its own would.
+    unsafe {
+        let mut info = pg_sys::FmgrInfo::default();
+        pg_sys::fmgr_info(function, &raw mut info);
+        if info.fn_strict && args.is_none() {
+            return Ok(None);
+        }
+        let bytes =
+            size_of::<pg_sys::FunctionCallInfoBaseData>() + size_of::<pg_sys::NullableDatum>();
+        let call = pg_sys::palloc0(bytes).cast::<pg_sys::FunctionCallInfoBaseData>();
+        (*call).flinfo = &raw mut info;
+        (*call).nargs = 1;
+        *(*call).args.as_mut_ptr() = pg_sys::NullableDatum {
+            value: args.map_or(pg_sys::Datum::null(), Jsonb::datum),
+            isnull: args.is_none(),
+        };
+        let Some(body) = info.fn_addr else {
+            return Ok(None);
+        };
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let datum = pg_sys::ffi::pg_guard_ffi_boundary(|| body(call));
+        pg_sys::PopActiveSnapshot();
+        Ok(if (*call).isnull {
+            None
+        } else {
+            Some(Jsonb::copy_datum(datum))
+        })
+    }
 }
 
 /// The transaction ended, perhaps by an error inside an effect: none is running any more.
@@ -155,8 +211,7 @@ unsafe fn found_columns(descriptor: pg_sys::TupleDesc) -> String {
 pub struct Callable {
     /// Schema and name as `idem_key` takes them.
     pub qualified_name: String,
-    /// The statement that calls it.
-    pub statement: String,
+    pub oid: pg_sys::Oid,
 }
 
 /// Resolves a name, given as in SQL (`f` or `schema.f`, double quotes allowed).
@@ -211,14 +266,9 @@ pub fn resolve(name: &str) -> Result<Callable, Error> {
             function,
         )));
         let plain = super::text::from_c(pg_sys::get_func_name(function));
-        let quoted = pg_sys::quote_qualified_identifier(
-            super::text::to_c(&schema),
-            super::text::to_c(&plain),
-        );
-        let statement = format!("SELECT {}($1)", super::text::from_c(quoted));
         Ok(Callable {
             qualified_name: format!("{schema}.{plain}"),
-            statement,
+            oid: function,
         })
     }
 }

@@ -39,6 +39,19 @@ pub fn role_exists(role: pg_sys::Oid) -> bool {
     unsafe { !pg_sys::GetUserNameFromId(role, true).is_null() }
 }
 
+/// Whether the role may execute the function.
+pub fn may_execute(role: pg_sys::Oid, function: pg_sys::Oid) -> bool {
+    let wanted = pg_sys::AclMode::from(pg_sys::ACL_EXECUTE);
+    // SAFETY: catalogue look-ups.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let result = pg_sys::pg_proc_aclcheck(function, role, wanted);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::object_aclcheck(pg_sys::ProcedureRelationId, function, role, wanted);
+        result == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
 /// Whether the role may create objects in schema idempotency.
 pub fn may_create_scopes(role: pg_sys::Oid) -> bool {
     // SAFETY: catalogue look-ups.

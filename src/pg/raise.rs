@@ -2,7 +2,7 @@
 //!
 //! Our errors leave with any SQLSTATE (pgrx knows a closed list). PostgreSQL's own errors, a user's effect
 //! included, leave exactly as they were raised: an error context callback copies the ErrorData before it is
-//! flattened into a panic, and `ReThrowError` puts the copy back. No Rust backtrace reaches a client.
+//! flattened into a panic, and `ThrowErrorData` raises the copy again, which adds the outer frames' context. No Rust backtrace reaches a client.
 //! Follows src/backend/utils/error/elog.c.
 
 use crate::error::Error;
@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 unsafe extern "C-unwind" {
     fn CopyErrorData() -> *mut pg_sys::ErrorData;
     fn FreeErrorData(edata: *mut pg_sys::ErrorData);
-    fn ReThrowError(edata: *mut pg_sys::ErrorData) -> !;
+    fn ThrowErrorData(edata: *mut pg_sys::ErrorData);
     fn errstart(elevel: c_int, domain: *const c_char) -> bool;
     fn errcode(sqlerrcode: c_int) -> c_int;
     fn errmsg(format: *const c_char, ...) -> c_int;
@@ -183,7 +183,10 @@ unsafe fn leave(leaving: Leaving) -> ! {
     // SAFETY: called by `boundary` on a plain frame; the texts are C strings in PostgreSQL memory.
     unsafe {
         match leaving {
-            Leaving::Copied(error) => ReThrowError(error),
+            Leaving::Copied(error) => {
+                ThrowErrorData(error);
+                unreachable!("ThrowErrorData returned from an ERROR")
+            }
             Leaving::Built {
                 sqlstate,
                 message,

@@ -32,16 +32,29 @@ fn changed_after_snapshot(row: &Row<'_>) -> bool {
         if !frozen && committed_after((*header).t_choice.t_heap.t_xmin, snapshot) {
             return true;
         }
+        remover(header).is_some_and(|xmax| committed_after(xmax, snapshot))
+    }
+}
+
+/// The transaction that deleted or replaced a row version, whatever became of it; none for a mere row lock.
+/// As `HeapTupleHeaderGetUpdateXid` and `HEAP_XMAX_IS_LOCKED_ONLY`.
+///
+/// # Safety
+/// `header` must be of a tuple whose page is held.
+pub(super) unsafe fn remover(header: pg_sys::HeapTupleHeader) -> Option<pg_sys::TransactionId> {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let mask = u32::from((*header).t_infomask);
+        let multi = mask & pg_sys::HEAP_XMAX_IS_MULTI != 0;
         let locked_only = mask & pg_sys::HEAP_XMAX_LOCK_ONLY != 0;
         if mask & pg_sys::HEAP_XMAX_INVALID != 0 || locked_only {
-            return false;
+            return None;
         }
-        let xmax = if mask & pg_sys::HEAP_XMAX_IS_MULTI != 0 {
+        Some(if multi {
             pg_sys::HeapTupleGetUpdateXid(header)
         } else {
             (*header).t_choice.t_heap.t_xmax
-        };
-        committed_after(xmax, snapshot)
+        })
     }
 }
 

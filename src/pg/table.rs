@@ -307,7 +307,7 @@ impl Table {
             }
         }
         raise::now(Error::IndexMissing {
-            index: name.to_string_lossy().into_owned(),
+            what: format!("index idempotency.{}", name.to_string_lossy()),
         })
     }
 }
@@ -348,7 +348,8 @@ fn learn(definition: &Definition, relation: pg_sys::Relation) -> Result<Shape, E
         }
         let primary_key = super::server::primary_key_index(relation);
         if primary_key == pg_sys::InvalidOid {
-            return Err(Error::NotInstalled);
+            let what = format!("the primary key of idempotency.{}", definition.name);
+            return Err(Error::IndexMissing { what });
         }
         let descriptor = (*relation).rd_att;
         let foreign = (1..=(*descriptor).natts as pg_sys::AttrNumber)

@@ -5,6 +5,7 @@
 //! Triggers and expressions run as the caller, as for any statement of the caller's.
 
 use super::raise::{self, Caught};
+use super::snapshot;
 use super::table::{Row, Table};
 use super::value::Value;
 use crate::error::Error;
@@ -230,9 +231,8 @@ unsafe fn placed(slot: *mut pg_sys::TupleTableSlot) -> bool {
 unsafe fn deleted(row: &Row<'_>) -> bool {
     // SAFETY: the scan still holds the page that the tuple stands on.
     unsafe {
-        let header = &*(*row.tuple).t_data;
-        let invalid = u32::from(header.t_infomask) & pg_sys::HEAP_XMAX_INVALID != 0;
-        !invalid && pg_sys::TransactionIdIsCurrentTransactionId(header.t_choice.t_heap.t_xmax)
+        snapshot::remover((*row.tuple).t_data)
+            .is_some_and(|xmax| pg_sys::TransactionIdIsCurrentTransactionId(xmax))
     }
 }
 
