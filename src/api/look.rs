@@ -49,7 +49,7 @@ fn found(finding: Finding) -> Vec<Value> {
         Some(holder) => (
             holder.role,
             holder.application_name,
-            Some(holder.pid),
+            holder.pid,
             holder.since,
         ),
         None if view.finished_at.is_some() => (None, None, None, view.finished_at),

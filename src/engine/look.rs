@@ -36,7 +36,8 @@ pub struct View {
 /// A session whose open transaction holds a key.
 #[derive(Clone)]
 pub struct Holder {
-    pub pid: i32,
+    /// None for a prepared transaction.
+    pub pid: Option<i32>,
     pub role: Option<Oid>,
     pub application_name: Option<String>,
     pub since: Option<Instant>,
@@ -170,7 +171,7 @@ fn holders() -> Result<Vec<HeldTag>, Error> {
     Ok(identity::acting_as(owner, || {
         spi::run(text, parameters, Kind::Read, |row| {
             let holder = Holder {
-                pid: row.int4(3).unwrap_or(0),
+                pid: row.int4(3),
                 role: row.oid(4),
                 application_name: row.text(5).filter(|name| !name.is_empty()),
                 since: row.instant(6),

@@ -3,6 +3,7 @@
 //! A sweep never changes an answer. It only tries each key's lock, and looks and decides again under it: its
 //! list of candidates is stale by then. Locked keys are skipped; cursors move on past them.
 
+use crate::engine::open_claims;
 use crate::error::Error;
 use crate::guc;
 use crate::pg::lock::KeyLock;
@@ -82,7 +83,7 @@ fn end_leases(pass: &mut Pass, tables: &KeyTables, limit: usize) -> Result<Batch
     for digest in digests {
         server::check_for_interrupts();
         // Where something is written the lock stays to the end of this short transaction.
-        let Some(lock) = KeyLock::try_acquire(&digest) else {
+        let Some(lock) = free_lock(&digest) else {
             continue;
         };
         if end_lease(tables, &digest, server::now())? {
@@ -96,6 +97,15 @@ fn end_leases(pass: &mut Pass, tables: &KeyTables, limit: usize) -> Result<Batch
         outcomes_pruned: 0,
         more: true,
     })
+}
+
+/// The key's lock, if no transaction holds the key: not even this one.
+fn free_lock(digest: &[u8; 16]) -> Option<KeyLock> {
+    if open_claims::holds(digest) {
+        None
+    } else {
+        KeyLock::try_acquire(digest)
+    }
 }
 
 /// Whether the lease had ended; the key's state says so afterwards.
@@ -186,7 +196,7 @@ fn prune_scope(
     for (digest, at) in &due {
         server::check_for_interrupts();
         *cursor = *at;
-        let Some(lock) = KeyLock::try_acquire(digest) else {
+        let Some(lock) = free_lock(digest) else {
             continue;
         };
         let still_due = outcome::find(&tables.outcome, digest, Snapshot::Now).is_some_and(|row| {

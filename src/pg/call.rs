@@ -8,7 +8,12 @@ use idempotency_core::time::{Instant, interval_us};
 use pgrx::pg_sys;
 
 /// One call from SQL.
-pub struct Call(pg_sys::FunctionCallInfo);
+pub struct Call {
+    fcinfo: pg_sys::FunctionCallInfo,
+    /// The row type of a function with OUT columns, else null. Learned before anything is done: a DROP EXTENSION
+    /// that this call waits for takes the function's catalogue row away.
+    row_type: pg_sys::TupleDesc,
+}
 
 /// What a function gives back.
 pub enum Reply {
@@ -28,10 +33,25 @@ pub enum IntervalArgument {
 }
 
 impl Call {
+    /// # Safety
+    /// `fcinfo` must come from PostgreSQL's function manager.
+    unsafe fn begin(fcinfo: pg_sys::FunctionCallInfo) -> Call {
+        let mut row_type: pg_sys::TupleDesc = std::ptr::null_mut();
+        // SAFETY: promised by the caller. InitMaterializedSRF raises where the caller cannot take a set.
+        unsafe {
+            if (*(*fcinfo).flinfo).fn_retset {
+                pg_sys::InitMaterializedSRF(fcinfo, 0);
+            } else {
+                pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &raw mut row_type);
+            }
+        }
+        Call { fcinfo, row_type }
+    }
+
     fn datum(&self, index: usize) -> Option<pg_sys::Datum> {
         // SAFETY: the SQL declaration gives as many arguments as the function reads.
         unsafe {
-            let argument = *(*self.0).args.as_ptr().add(index);
+            let argument = *(*self.fcinfo).args.as_ptr().add(index);
             (!argument.isnull).then_some(argument.value)
         }
     }
@@ -39,7 +59,7 @@ impl Call {
     /// What called us, if not a plain expression.
     pub(super) fn context(&self) -> pg_sys::fmNodePtr {
         // SAFETY: the call is live.
-        unsafe { (*self.0).context }
+        unsafe { (*self.fcinfo).context }
     }
 
     pub fn text(&self, index: usize) -> Option<String> {
@@ -140,7 +160,7 @@ impl Call {
             Reply::One(value) => {
                 let (datum, is_null) = value.into_datum();
                 // SAFETY: the call is live.
-                unsafe { (*self.0).isnull = is_null };
+                unsafe { (*self.fcinfo).isnull = is_null };
                 datum
             }
             Reply::Row(values) => self.row(values),
@@ -150,11 +170,9 @@ impl Call {
 
     fn row(&self, values: Vec<Value>) -> pg_sys::Datum {
         // SAFETY: the function is declared with OUT columns, so its result type is composite; the values match
-        // it in number and type, as the catalogue test checks by calling each.
+        // it in number and type, as the tests check by calling each.
         unsafe {
-            let mut descriptor: pg_sys::TupleDesc = std::ptr::null_mut();
-            pg_sys::get_call_result_type(self.0, std::ptr::null_mut(), &raw mut descriptor);
-            let descriptor = pg_sys::BlessTupleDesc(descriptor);
+            let descriptor = pg_sys::BlessTupleDesc(self.row_type);
             let (mut datums, mut nulls) = split(values);
             let tuple =
                 pg_sys::heap_form_tuple(descriptor, datums.as_mut_ptr(), nulls.as_mut_ptr());
@@ -163,11 +181,9 @@ impl Call {
     }
 
     fn rows(&self, rows: Vec<Vec<Value>>) -> pg_sys::Datum {
-        // SAFETY: declared SETOF record with OUT columns; InitMaterializedSRF raises where the caller cannot
-        // take a set, and sets setDesc and setResult.
+        // SAFETY: declared SETOF record with OUT columns, so `begin` has set setDesc and setResult.
         unsafe {
-            pg_sys::InitMaterializedSRF(self.0, 0);
-            let result = (*self.0).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            let result = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
             for row in rows {
                 let (mut datums, mut nulls) = split(row);
                 pg_sys::tuplestore_putvalues(
@@ -197,7 +213,7 @@ pub unsafe fn enter(
     // SAFETY: nothing with a destructor is on this frame.
     unsafe {
         raise::boundary(|| {
-            let call = Call(fcinfo);
+            let call = Call::begin(fcinfo);
             body(&call).map(|reply| call.answer(reply))
         })
     }
