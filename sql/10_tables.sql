@@ -83,10 +83,12 @@ CREATE TABLE idempotency.outcome (
     run         pg_catalog.text COLLATE pg_catalog."C",
     claimed_at  pg_catalog.timestamptz,
     claimed_by  pg_catalog.regrole,
+    prior_reason pg_catalog.text,
     CONSTRAINT outcome_digest_pkey PRIMARY KEY (digest)
 );
 CREATE INDEX outcome_scope_id_finished_at_index ON idempotency.outcome (scope_id, finished_at);
 COMMENT ON TABLE idempotency.outcome IS 'finished keys: completed (state c), rejected (r), not applied (n), lease expired in a local scope (e). Read it through idempotency.records';
+COMMENT ON COLUMN idempotency.outcome.prior_reason IS 'only where a lease expired: the reason of the attempt before, kept for its late owner';
 COMMENT ON COLUMN idempotency.outcome.claimed_by IS 'who held the lease; NULL for a transactional claim';
 
 -- The record must survive a dump and restore.

@@ -75,6 +75,8 @@ pub enum Error {
     NoSuchScope { scope: String },
     /// The extension's tables are not there.
     NotInstalled,
+    /// A table of ours is not as the extension made it.
+    TableChanged { table: &'static str },
     /// An index that pruning needs was dropped, renamed or is invalid.
     IndexMissing { what: String },
     /// Dropping a scope while transactions that have claimed are open.
@@ -129,9 +131,10 @@ impl Error {
             Error::Function { sqlstate, .. } => sqlstate,
             Error::Serialization { .. } => b"40001",
             Error::TooLarge { .. } => b"54000",
-            Error::NotInstalled | Error::IndexMissing { .. } | Error::WriteSuppressed { .. } => {
-                b"55000"
-            }
+            Error::NotInstalled
+            | Error::TableChanged { .. }
+            | Error::IndexMissing { .. }
+            | Error::WriteSuppressed { .. } => b"55000",
             Error::ScopeInUse { .. } => b"2BP01",
             Error::DropBusy => b"55P03",
             Error::NoRow => b"P0002",
@@ -211,6 +214,9 @@ impl Error {
             Error::NotInstalled => {
                 "the tables of extension idempotency are not in this database".to_owned()
             }
+            Error::TableChanged { table } => {
+                format!("table idempotency.{table} is not as the extension made it")
+            }
             Error::IndexMissing { what } => format!("{what} is missing or invalid"),
             Error::DropBusy => "transactions that have claimed keys are open".to_owned(),
             Error::ScopeInUse { scope } => format!("scope {} still holds keys", quoted(scope)),
@@ -260,6 +266,7 @@ impl Error {
             | Error::NotInstalled
             | Error::ReadOnly { .. }
             | Error::NoSuchScope { .. }
+            | Error::TableChanged { .. }
             | Error::IndexMissing { .. }
             | Error::DropBusy
             | Error::WriteSuppressed { .. }
@@ -317,6 +324,9 @@ impl Error {
             }
             Error::NoSuchScope { scope } => format!("Make it: SELECT idem_scope_set({}).", literal(scope)),
             Error::NotInstalled => "Run CREATE EXTENSION idempotency.".to_owned(),
+            Error::TableChanged { .. } => {
+                "Its columns and their types must stay, and it must be a plain table and a member of the extension.".to_owned()
+            }
             Error::IndexMissing { .. } => {
                 "REINDEX it, or create it again as the extension's script does; keys are safe meanwhile.".to_owned()
             }
@@ -343,9 +353,16 @@ fn named(place: &Place) -> String {
     )
 }
 
-/// In double quotes; names stay readable.
+/// Characters of a user's text that a message shows.
+const SHOWN_CHARS_MAX: usize = 1_024;
+
+/// In double quotes; names stay readable, longer texts are cut.
 pub fn quoted(name: &str) -> String {
-    format!("\"{name}\"")
+    let cut = name.char_indices().nth(SHOWN_CHARS_MAX).map(|(at, _)| at);
+    match cut {
+        None => format!("\"{name}\""),
+        Some(at) => format!("\"{}...\"", &name[..at]),
+    }
 }
 
 /// Control characters escaped, so that a name cannot break a line of the log.

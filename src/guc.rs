@@ -122,7 +122,7 @@ pub fn init() {
         c"",
         &SWEEP_BATCH_ROWS,
         1,
-        10_000,
+        2_000,
         GucContext::Suset,
         GucFlags::default(),
     );

@@ -7,6 +7,7 @@ use crate::engine::once::{self, Once};
 use crate::error::Error;
 use crate::pg::call::{Call, Reply};
 use crate::pg::effect::{self, Effect};
+use crate::pg::jsonb::Jsonb;
 use crate::pg::server;
 use crate::policy;
 use crate::sql_function;
@@ -43,7 +44,7 @@ fn idem_call_body(call: &Call) -> Result<Reply, Error> {
                     "Give key => the operation's name, or run => the run's: then the key is idem_key(run, function, args).",
                 )
             })?;
-            let document = args.as_ref().map(|args| args.document());
+            let document = args.as_ref().map(Jsonb::document).transpose()?;
             let key = run_operation_key(run, &callable.qualified_name, document.as_ref())
                 .map_err(|error| bad_key(&error))?;
             ScopedKey::new(&policy::checked_name(call.text(3))?, Some(key))?

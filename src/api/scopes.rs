@@ -149,6 +149,8 @@ fn reset(call: &Call) -> Result<Reply, Error> {
             format!("The policies are {}.", known.join(", ")),
         ));
     };
+    policy::operated(&name)?;
+    scope::lock_for_change()?;
     let scope = policy::operated(&name)?;
     let value = match setting {
         Setting::ArgsRule => SettingValue::Int4(0),
@@ -214,6 +216,9 @@ fn scope_and_role(call: &Call) -> Result<(Rc<Scope>, Oid), Error> {
             "Give the role's name as text: 'app'. '-' stands for PUBLIC.",
         ));
     }
+    // Before the lock, so that who may not do this cannot hold it.
+    policy::operated(&name)?;
+    scope::lock_for_change()?;
     Ok((policy::operated(&name)?, role))
 }
 

@@ -21,6 +21,12 @@ sql_function!(idem_status, pg_finfo_idem_status, status);
 fn idem_sweep_body(_call: &Call) -> Result<Reply, Error> {
     server::require_writable(c"idem_sweep()")?;
     let batch = sweep::session_batch()?;
+    if let Some(reason) = &batch.skipped_because {
+        server::warn(&format!(
+            "{} keys could not be swept: {reason}",
+            batch.skipped
+        ));
+    }
     let count = |rows: u32| i32::try_from(rows).unwrap_or(i32::MAX);
     Ok(Reply::Row(vec![
         count(batch.leases_ended).into(),

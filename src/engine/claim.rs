@@ -17,7 +17,8 @@ use crate::policy::{self, Scope};
 use crate::store::claim::OpenRow;
 use crate::store::{KeyTables, outcome};
 use idempotency_core::decide::{
-    self, Decision, FinishedKey, FinishedState, Found, OpenKey, OpenState, Ownership, Prior,
+    self, Decision, EffectKind, FinishedKey, FinishedState, Found, OpenKey, OpenState, Ownership,
+    Prior,
 };
 use idempotency_core::time::{Instant, Span};
 use std::rc::Rc;
@@ -199,9 +200,17 @@ fn lock_in_order(keys: &[ScopedKey], patience: Patience) -> Vec<Option<KeyLock>>
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by_key(|at| keys[*at].digest);
     let mut locks: Vec<Option<KeyLock>> = keys.iter().map(|_| None).collect();
+    let mut over: Option<&[u8; 16]> = None;
     for at in order {
         let digest = &keys[at].digest;
+        // A key that stands twice is waited for once: its places have one answer to the wait.
+        if over == Some(digest) {
+            continue;
+        }
         locks[at] = KeyLock::try_acquire(digest).or_else(|| patience.lock(digest));
+        if locks[at].is_none() {
+            over = Some(digest);
+        }
     }
     locks
 }
@@ -267,7 +276,7 @@ fn without_lock(
 ) -> Result<Step, Error> {
     let record = record::probe(tables, key, Snapshot::Now)?;
     let now = server::now();
-    if !same_args(args, scope, &record, now) {
+    if !same_args(args, scope, &record, now)? {
         return Ok(Step::Mismatch);
     }
     let held = Answer::bare(Word::InProgress);
@@ -312,7 +321,7 @@ fn with_lock(
         Ok(step)
     };
     if let Some((own, _)) = open_claims::transactional(&key.digest) {
-        if !args.same_as(&own.args, scope) {
+        if !args.same_as(&own.args, scope)? {
             return give_back(Step::Mismatch, tables, lock);
         }
         let held = Answer {
@@ -321,7 +330,7 @@ fn with_lock(
         };
         return give_back(Step::Answer(held), tables, lock);
     }
-    if !same_args(args, scope, &record, now) {
+    if !same_args(args, scope, &record, now)? {
         return give_back(Step::Mismatch, tables, lock);
     }
     let step = match decide::decide(record.found(), &scope.policy(), terms.issued_at, now) {
@@ -370,11 +379,13 @@ fn with_lock(
 }
 
 /// The arguments are compared before anything else is said. What is past its window says nothing.
-fn same_args(args: Args, scope: &Scope, record: &Record, now: Instant) -> bool {
-    decide::effective(record.found(), &scope.policy(), now) == Found::Absent
-        || record
-            .args()
-            .is_none_or(|stored| args.same_as(stored, scope))
+fn same_args(args: Args, scope: &Scope, record: &Record, now: Instant) -> Result<bool, Error> {
+    if decide::effective(record.found(), &scope.policy(), now) == Found::Absent {
+        return Ok(true);
+    }
+    record
+        .args()
+        .map_or(Ok(true), |stored| args.same_as(stored, scope))
 }
 
 /// Takes ownership: in memory for a transactional claim, in the table for a leased one. Keeps the lock.
@@ -404,8 +415,8 @@ fn own(
         key: key.key.clone(),
         // An open key keeps the arguments, and their rule, of its first claim.
         args: match record {
-            Record::Open(row) => row.args.clone(),
-            Record::Absent | Record::Finished(_) => args.stored(scope),
+            Record::Open(row) if ownership.prior != Prior::Nothing => row.args.clone(),
+            Record::Open(_) | Record::Absent | Record::Finished(_) => args.stored(scope)?,
         },
         run: terms.run.clone(),
         reason: None,
@@ -420,6 +431,11 @@ fn own(
         return Ok(());
     }
     tables.write_open(&key.digest, &row, record.stands())?;
+    match ownership.kind {
+        // The effect outlives a crash, so its claim must too, whatever synchronous_commit says.
+        EffectKind::External | EffectKind::Keyed => server::force_synchronous_commit(),
+        EffectKind::Local => {}
+    }
     open_claims::add_leased(key.digest);
     Ok(())
 }

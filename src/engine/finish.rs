@@ -11,9 +11,9 @@ use crate::pg::lock::KeyLock;
 use crate::pg::server;
 use crate::pg::table::Mode;
 use crate::policy::{self, Scope};
-use crate::store::KeyTables;
 use crate::store::claim::OpenRow;
 use crate::store::outcome::OutcomeRow;
+use crate::store::{KeyTables, Stands};
 use idempotency_core::decide::{
     self, EffectKind, FinishedKey, FinishedState, GivenBack, OpenKey, OpenState,
 };
@@ -166,8 +166,8 @@ fn end(
     };
     let mut stored = None;
     match ending {
-        // A transactional claim has stored nothing that would have to be restored.
-        Ending::Released if held.mode == HeldMode::Transactional => {}
+        // A transactional claim of a key without record has stored nothing.
+        Ending::Released if held.stands == Stands::Nowhere => {}
         Ending::Released => {
             let found = OpenKey {
                 fence: decide::next_fence(now, Some(open.fence)),
@@ -238,13 +238,14 @@ fn end(
 
 /// An outside effect may begin only after its claim was committed: else a crash forgets the claim alone.
 fn require_claim_committed(key: &ScopedKey, held: &Held) -> Result<(), Error> {
-    match (held.mode, held.row.open.kind) {
-        (HeldMode::LeasedHere, EffectKind::External | EffectKind::Keyed) => {
-            Err(Error::SameTransaction(key.place()))
-        }
-        (HeldMode::LeasedHere, EffectKind::Local)
-        | (HeldMode::Leased | HeldMode::Transactional, _) => Ok(()),
+    let outside = match held.row.open.kind {
+        EffectKind::External | EffectKind::Keyed => true,
+        EffectKind::Local => false,
+    };
+    if outside && open_claims::leased_here(&key.digest) {
+        return Err(Error::SameTransaction(key.place()));
     }
+    Ok(())
 }
 
 /// How a key ended, or its last attempt.
@@ -306,6 +307,7 @@ fn finish_with(
         run: held.row.run.clone(),
         claimed_at: leased.then_some(held.row.claimed_at),
         claimed_by: leased.then_some(held.row.claimed_by),
+        prior_reason: None,
     };
     tables.write_finished(&key.digest, &row, held.stands)
 }

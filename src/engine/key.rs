@@ -78,22 +78,21 @@ pub struct Args(pub Option<Jsonb>);
 
 impl Args {
     /// The hash by the scope's rule of this version.
-    pub fn hash(self, scope: &Scope, rule: i32) -> Option<Vec<u8>> {
-        self.0
-            .map(|args| digest::args_hash(&args.document(), scope.ignore(rule)).to_vec())
+    pub fn hash(self, scope: &Scope, rule: i32) -> Result<Option<Vec<u8>>, Error> {
+        let Some(args) = self.0 else { return Ok(None) };
+        let hash = digest::args_hash(&args.document()?, scope.ignore(rule));
+        Ok(Some(hash.to_vec()))
     }
 
     /// As they are stored: hashed by the scope's newest rule.
-    pub fn stored(self, scope: &Scope) -> StoredArgs {
+    pub fn stored(self, scope: &Scope) -> Result<StoredArgs, Error> {
         let rule = scope.args_rule();
-        StoredArgs {
-            hash: self.hash(scope, rule),
-            rule,
-        }
+        let hash = self.hash(scope, rule)?;
+        Ok(StoredArgs { hash, rule })
     }
 
     /// Whether these are the arguments on record, by the rule that made the record.
-    pub fn same_as(self, stored: &StoredArgs, scope: &Scope) -> bool {
-        self.hash(scope, stored.rule) == stored.hash
+    pub fn same_as(self, stored: &StoredArgs, scope: &Scope) -> Result<bool, Error> {
+        Ok(self.hash(scope, stored.rule)? == stored.hash)
     }
 }

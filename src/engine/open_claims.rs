@@ -73,6 +73,11 @@ pub fn any_of_scope(scope_id: i32) -> bool {
     })
 }
 
+/// Keys that this transaction may still take.
+pub fn room() -> usize {
+    crate::guc::max_claims_per_transaction().saturating_sub(locks_kept())
+}
+
 /// Refuses one more key, unless this transaction holds it already.
 pub fn require_room_for(digest: &[u8; 16]) -> Result<(), Error> {
     if holds(digest) {

@@ -28,9 +28,7 @@ pub struct Held {
 pub enum HeldMode {
     /// Lives in this transaction.
     Transactional,
-    /// Leased, and claimed in this very transaction.
-    LeasedHere,
-    /// Leased in an earlier transaction.
+    /// Leased: may outlive this transaction.
     Leased,
 }
 
@@ -85,12 +83,7 @@ fn by_fence(key: &ScopedKey, scope: &Scope, record: Record) -> Result<Standing, 
             require_claimant(key, scope, row.claimed_by)?;
             let declared =
                 row.open.state == OpenState::Unknown && row.open.lease_expires_at.is_none();
-            let here = open_claims::leased_here(&key.digest);
-            let mode = if here {
-                HeldMode::LeasedHere
-            } else {
-                HeldMode::Leased
-            };
+            let mode = HeldMode::Leased;
             let held = Held {
                 row,
                 stands: Stands::InClaim,
@@ -142,7 +135,7 @@ fn reopened(row: OutcomeRow, role: Oid) -> OpenRow {
         args: row.args,
         run: row.run,
         reason: None,
-        prior_reason: None,
+        prior_reason: row.prior_reason,
         claimed_at,
         claimed_by: role,
         claimed_pid: server::backend_pid(),

@@ -7,8 +7,8 @@ use crate::engine::open_claims;
 use crate::error::Error;
 use crate::guc;
 use crate::pg::lock::KeyLock;
-use crate::pg::server;
 use crate::pg::table::{Mode, Snapshot};
+use crate::pg::{server, xact};
 use crate::policy::{self, Scope};
 use crate::store::claim::OpenRow;
 use crate::store::outcome::{CURSOR_START, Cursor, OutcomeRow};
@@ -29,12 +29,15 @@ pub struct Pass {
 }
 
 /// What one batch did.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Batch {
     pub leases_ended: u32,
     pub outcomes_pruned: u32,
     /// Whether the pass goes on.
     pub more: bool,
+    /// Keys that could not be changed, and the first reason why.
+    pub skipped: u32,
+    pub skipped_because: Option<String>,
 }
 
 thread_local! {
@@ -44,9 +47,11 @@ thread_local! {
 
 /// One batch of this session's own pass.
 pub fn session_batch() -> Result<Batch, Error> {
+    // Each key's lock stays to the end of the transaction: enough is enough.
+    open_claims::require_room(1)?;
     // Taken out while the batch runs: a trigger may sweep again.
     let mut pass = SESSION_PASS.take();
-    let batch = batch(&mut pass)?;
+    let batch = batch(&mut pass, None)?;
     SESSION_PASS.replace(pass);
     Ok(batch)
 }
@@ -56,14 +61,19 @@ pub fn forget_session_pass() {
     SESSION_PASS.take();
 }
 
-/// One batch of a pass, in the current transaction.
-pub fn batch(pass: &mut Pass) -> Result<Batch, Error> {
-    let limit = guc::sweep_batch_rows();
+/// One batch of a pass, in the current transaction; past `deadline` it handles one key and no more. Where a key
+/// cannot be changed, by a DBA's trigger or constraint for one, the batch is done again key by key and that key
+/// skipped: it must not keep all others.
+pub fn batch(pass: &mut Pass, deadline: Option<Instant>) -> Result<Batch, Error> {
     let tables = KeyTables::open(Mode::Write)?;
-    let batch = if pass.claims_done {
-        prune(pass, &tables, limit)?
-    } else {
-        end_leases(pass, &tables, limit)?
+    let begun = pass.clone();
+    let whole = xact::subtransaction(|| step(pass, &tables, deadline, Each::Together));
+    let batch = match whole {
+        Ok(batch) => batch,
+        Err(_) => {
+            *pass = begun;
+            step(pass, &tables, deadline, Each::Alone)?
+        }
     };
     tables.keep();
     if !batch.more {
@@ -72,40 +82,90 @@ pub fn batch(pass: &mut Pass) -> Result<Batch, Error> {
     Ok(batch)
 }
 
-fn end_leases(pass: &mut Pass, tables: &KeyTables, limit: usize) -> Result<Batch, Error> {
-    let now = server::now();
-    let (digests, at_end) = claim::ended_leases(&tables.claim, pass.claims_from, limit, now);
-    if let Some(last) = digests.last() {
-        pass.claims_from = *last;
-    }
-    pass.claims_done = at_end;
-    let mut leases_ended = 0;
-    for digest in digests {
-        server::check_for_interrupts();
-        // Where something is written the lock stays to the end of this short transaction.
-        let Some(lock) = free_lock(&digest) else {
-            continue;
+/// Whether the keys of a batch stand or fall together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Each {
+    Together,
+    Alone,
+}
+
+/// A kind of upkeep for one key, by its digest: whether there was anything to do.
+type Change<'a> = &'a dyn Fn(&[u8; 16]) -> Result<bool, Error>;
+
+impl Batch {
+    /// Does it for one key; gives back whether the key was changed.
+    fn change(&mut self, digest: &[u8; 16], each: Each, change: Change<'_>) -> Result<bool, Error> {
+        // Not a key that a transaction has claimed: not even this one.
+        if open_claims::transactional(digest).is_some() {
+            return Ok(false);
+        }
+        let Some(lock) = KeyLock::try_acquire(digest) else {
+            return Ok(false);
         };
-        if end_lease(tables, &digest, server::now())? {
-            leases_ended += 1;
+        let changed = match each {
+            Each::Together => change(digest)?,
+            Each::Alone => match xact::subtransaction(|| change(digest)) {
+                Ok(changed) => changed,
+                Err(message) => {
+                    self.skipped += 1;
+                    self.skipped_because.get_or_insert(message);
+                    false
+                }
+            },
+        };
+        if changed {
+            // Where something is written the lock stays to the end of this short transaction.
+            open_claims::add_lock(*digest);
         } else {
             lock.release();
         }
+        Ok(changed)
     }
-    Ok(Batch {
-        leases_ended,
-        outcomes_pruned: 0,
-        more: true,
-    })
 }
 
-/// The key's lock, if no transaction holds the key: not even this one.
-fn free_lock(digest: &[u8; 16]) -> Option<KeyLock> {
-    if open_claims::holds(digest) {
-        None
+fn step(
+    pass: &mut Pass,
+    tables: &KeyTables,
+    deadline: Option<Instant>,
+    each: Each,
+) -> Result<Batch, Error> {
+    let room = open_claims::room();
+    let limit = guc::sweep_batch_rows().min(room);
+    let is_over = || deadline.is_some_and(|deadline| server::now() >= deadline);
+    if pass.claims_done {
+        prune(pass, tables, limit, &is_over, each)
     } else {
-        KeyLock::try_acquire(digest)
+        end_leases(pass, tables, limit, &is_over, each)
     }
+}
+
+fn end_leases(
+    pass: &mut Pass,
+    tables: &KeyTables,
+    limit: usize,
+    is_over: &dyn Fn() -> bool,
+    each: Each,
+) -> Result<Batch, Error> {
+    let now = server::now();
+    let (digests, at_end) = claim::ended_leases(&tables.claim, pass.claims_from, limit, now);
+    let mut batch = Batch {
+        more: true,
+        ..Batch::default()
+    };
+    for digest in digests {
+        server::check_for_interrupts();
+        pass.claims_from = digest;
+        if batch.change(&digest, each, &|digest| {
+            end_lease(tables, digest, server::now())
+        })? {
+            batch.leases_ended += 1;
+        }
+        if is_over() {
+            return Ok(batch);
+        }
+    }
+    pass.claims_done = at_end;
+    Ok(batch)
 }
 
 /// Whether the lease had ended; the key's state says so afterwards.
@@ -134,7 +194,7 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
                 state: FinishedState::LeaseExpired,
                 fence: row.open.fence,
                 attempt: row.open.attempt,
-                finished_at: now,
+                finished_at: row.open.lease_expires_at.unwrap_or(now),
             };
             let expired = OutcomeRow {
                 finished,
@@ -146,6 +206,7 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
                 run: row.run,
                 claimed_at: Some(row.claimed_at),
                 claimed_by: Some(row.claimed_by),
+                prior_reason: row.prior_reason,
             };
             tables.write_finished(digest, &expired, Stands::InClaim)?;
             Ok(true)
@@ -153,7 +214,13 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
     }
 }
 
-fn prune(pass: &mut Pass, tables: &KeyTables, limit: usize) -> Result<Batch, Error> {
+fn prune(
+    pass: &mut Pass,
+    tables: &KeyTables,
+    limit: usize,
+    is_over: &dyn Fn() -> bool,
+    each: Each,
+) -> Result<Batch, Error> {
     let scopes = match &mut pass.scopes {
         Some(scopes) => scopes,
         None => {
@@ -162,52 +229,55 @@ fn prune(pass: &mut Pass, tables: &KeyTables, limit: usize) -> Result<Batch, Err
                 .insert(ids.into_iter().map(|id| (id, CURSOR_START)).collect())
         }
     };
-    let mut done = Batch {
-        more: true,
-        ..Batch::default()
-    };
+    let mut batch = Batch::default();
     let Some((scope_id, cursor)) = scopes.last_mut() else {
-        return Ok(Batch::default());
+        return Ok(batch);
     };
-    let visited = match policy::by_id(*scope_id)? {
-        Some(scope) => prune_scope(&scope, tables, cursor, limit, &mut done)?,
-        None => 0,
+    let scope_done = match policy::by_id(*scope_id)? {
+        Some(scope) => prune_scope(&scope, tables, cursor, limit, is_over, each, &mut batch)?,
+        None => true,
     };
-    if visited < limit {
+    if scope_done {
         scopes.pop();
-        done.more = !scopes.is_empty();
     }
-    Ok(done)
+    batch.more = !scopes.is_empty();
+    Ok(batch)
 }
 
-/// How many outcomes were visited.
+/// Whether nothing more of the scope is due.
 fn prune_scope(
     scope: &Scope,
     tables: &KeyTables,
     cursor: &mut Cursor,
     limit: usize,
-    done: &mut Batch,
-) -> Result<usize, Error> {
+    is_over: &dyn Fn() -> bool,
+    each: Each,
+    batch: &mut Batch,
+) -> Result<bool, Error> {
     let Some(window) = scope.window() else {
-        return Ok(0);
+        return Ok(true);
     };
     let until = Instant(server::now().0.saturating_sub(window.us()));
     let due = outcome::finished_until(&tables.outcome, scope.id(), *cursor, until, limit);
     for (digest, at) in &due {
         server::check_for_interrupts();
         *cursor = *at;
-        let Some(lock) = free_lock(digest) else {
-            continue;
-        };
-        let still_due = outcome::find(&tables.outcome, digest, Snapshot::Now).is_some_and(|row| {
-            !decide::within_window(row.finished.finished_at, Some(window), server::now())
-        });
-        if still_due {
-            tables.erase(digest, Stands::InOutcome)?;
-            done.outcomes_pruned += 1;
-        } else {
-            lock.release();
+        let pruned = batch.change(digest, each, &|digest| {
+            let still_due =
+                outcome::find(&tables.outcome, digest, Snapshot::Now).is_some_and(|row| {
+                    !decide::within_window(row.finished.finished_at, Some(window), server::now())
+                });
+            if still_due {
+                tables.erase(digest, Stands::InOutcome)?;
+            }
+            Ok(still_due)
+        })?;
+        if pruned {
+            batch.outcomes_pruned += 1;
+        }
+        if is_over() {
+            return Ok(false);
         }
     }
-    Ok(due.len())
+    Ok(due.len() < limit)
 }

@@ -17,8 +17,8 @@ pub struct Patience {
 const POLL_MS_MAX: i64 = 250;
 /// First sleep without shared memory; doubles up to the longest.
 const POLL_MS_FIRST: i64 = 5;
-/// Longest single sleep where a commit wakes us.
-const WOKEN_MS_MAX: i64 = 1_000;
+/// Longest single sleep where a commit wakes us; COMMIT PREPARED does not.
+const WOKEN_MS_MAX: i64 = 250;
 
 impl Patience {
     /// `wait` NULL: for a transaction up to the scope's wait, not at all for a lease; else for both.

@@ -6,11 +6,16 @@ use crate::error::Error;
 use pgrx::{pg_guard, pg_sys};
 use std::ffi::{CStr, c_char};
 
-// As function pointers for signals, which pgrx's guarded wrappers cannot be.
+// As function pointers for signals, which pgrx's guarded wrappers cannot be; and two that pgrx does not bind.
 unsafe extern "C-unwind" {
     fn die(signal: std::ffi::c_int);
     fn SignalHandlerForConfigReload(signal: std::ffi::c_int);
+    fn enable_timeout_after(id: std::ffi::c_int, delay_ms: std::ffi::c_int);
+    fn disable_timeout(id: std::ffi::c_int, keep_indicator: bool);
 }
+
+/// `STATEMENT_TIMEOUT` of utils/timeout.h, the same in 15 to 18.
+const STATEMENT_TIMEOUT: std::ffi::c_int = 3;
 
 const LIBRARY: &CStr = c"idempotency";
 
@@ -80,8 +85,8 @@ pub fn begin(database: Option<pg_sys::Oid>) {
     // SAFETY: at the start of a background worker. `die` lets SIGTERM take effect at the next interrupt check,
     // as in an ordinary backend.
     unsafe {
-        pg_sys::pqsignal(libc_signal::SIGTERM, Some(die));
-        pg_sys::pqsignal(libc_signal::SIGHUP, Some(SignalHandlerForConfigReload));
+        server::set_signal_handler(libc_signal::SIGTERM, die);
+        server::set_signal_handler(libc_signal::SIGHUP, SignalHandlerForConfigReload);
         pg_sys::BackgroundWorkerUnblockSignals();
         match database {
             Some(database) => {
@@ -123,6 +128,9 @@ pub fn set_option(name: &CStr, value: &CStr) {
     }
 }
 
+/// Longest transaction of a worker: a DROP DATABASE waits 5 s for it.
+const TRANSACTION_MS_MAX: std::ffi::c_int = 3_000;
+
 /// Runs `body` in a transaction of its own with a snapshot, and says in pg_stat_activity what it does. An error
 /// of any kind aborts the transaction, goes to the log and comes back as its message.
 pub fn transaction<T>(
@@ -134,7 +142,8 @@ pub fn transaction<T>(
     unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, activity.as_ptr());
-        let result = raise::catch_message(|| {
+        enable_timeout_after(STATEMENT_TIMEOUT, TRANSACTION_MS_MAX);
+        let result = raise::catch_any_message(|| {
             pg_sys::StartTransactionCommand();
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let value = body()?;
@@ -142,6 +151,7 @@ pub fn transaction<T>(
             pg_sys::CommitTransactionCommand();
             Ok(value)
         });
+        disable_timeout(STATEMENT_TIMEOUT, false);
         if let Err(message) = &result {
             pg_sys::AbortCurrentTransaction();
             pgrx::log!("idempotency: {message}");

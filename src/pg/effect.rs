@@ -4,12 +4,28 @@
 //! Plans are kept per text in this session. Follows src/backend/executor/spi.c.
 
 use super::jsonb::Jsonb;
-use super::{identity, spi};
+use super::{identity, raise, spi};
 use crate::error::Error;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CString;
+
+// Called through `exactly` alone, so without pgrx's guard.
+unsafe extern "C-unwind" {
+    fn SPI_prepare(
+        src: *const std::ffi::c_char,
+        nargs: std::ffi::c_int,
+        argtypes: *mut pg_sys::Oid,
+    ) -> pg_sys::SPIPlanPtr;
+    fn SPI_execute_plan(
+        plan: pg_sys::SPIPlanPtr,
+        values: *mut pg_sys::Datum,
+        nulls: *const std::ffi::c_char,
+        read_only: bool,
+        tcount: std::ffi::c_long,
+    ) -> std::ffi::c_int;
+}
 
 /// Plans that a session keeps.
 const PLANS_MAX: usize = 64;
@@ -56,6 +72,14 @@ fn run_statement(text: &str, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error
 
 /// Calls the very function that was found, after the check that a call in SQL would make.
 fn call_function(function: pg_sys::Oid, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error> {
+    // SAFETY: a catalogue look-up.
+    if unsafe { pg_sys::get_func_name(function) }.is_null() {
+        return Err(Error::Function {
+            sqlstate: b"42883",
+            message: "the function was dropped while its key was claimed".to_owned(),
+            hint: "Call again with a function that exists.",
+        });
+    }
     if !identity::may_execute(identity::current_role(), function) {
         // SAFETY: a catalogue look-up.
         let name = super::text::from_c(unsafe { pg_sys::get_func_name(function) });
@@ -86,7 +110,7 @@ fn call_function(function: pg_sys::Oid, args: Option<Jsonb>) -> Result<Option<Js
             return Ok(None);
         };
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        let datum = pg_sys::ffi::pg_guard_ffi_boundary(|| body(call));
+        let datum = raise::exactly(|| body(call));
         pg_sys::PopActiveSnapshot();
         Ok(if (*call).isnull {
             None
@@ -114,7 +138,8 @@ unsafe fn prepared(text: &str, may_keep: bool) -> Result<Plan, Error> {
     // SAFETY: SPI is connected; the plan lives in SPI's memory until it is kept.
     unsafe {
         let mut types = [pg_sys::JSONBOID];
-        let plan = pg_sys::SPI_prepare(c_text.as_ptr(), 1, types.as_mut_ptr());
+        let (source, types) = (c_text.as_ptr(), types.as_mut_ptr());
+        let plan = raise::exactly(|| SPI_prepare(source, 1, types));
         assert!(!plan.is_null(), "SPI_prepare refuses its arguments");
         let sources = pg_sys::SPI_plan_get_plan_sources(plan);
         let statements = if sources.is_null() {
@@ -153,9 +178,10 @@ unsafe fn keep(text: &str, plan: Plan) {
 unsafe fn execute(plan: Plan, args: Option<Jsonb>) -> Result<Option<Jsonb>, Error> {
     let mut values = [args.map_or(pg_sys::Datum::null(), Jsonb::datum)];
     let nulls = [if args.is_some() { b' ' } else { b'n' } as std::ffi::c_char];
-    // SAFETY: the plan has one jsonb parameter; two rows are enough to know that there are too many.
+    // SAFETY: the plan has one jsonb parameter. No limit on rows: it would cut the effect short, not the answer.
     unsafe {
-        let code = pg_sys::SPI_execute_plan(plan.0, values.as_mut_ptr(), nulls.as_ptr(), false, 0);
+        let (values, nulls) = (values.as_mut_ptr(), nulls.as_ptr());
+        let code = raise::exactly(|| SPI_execute_plan(plan.0, values, nulls, false, 0));
         if code == pg_sys::SPI_ERROR_TRANSACTION {
             return Err(Error::Function {
                 sqlstate: b"2D000",

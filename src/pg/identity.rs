@@ -72,15 +72,22 @@ pub fn may_create_scopes(role: pg_sys::Oid) -> bool {
 /// Runs `body` as `role`, without the right to change roles. Where `body` raises, the abort of the
 /// (sub)transaction puts the identity back, as for SECURITY DEFINER functions.
 pub fn acting_as<T>(role: pg_sys::Oid, body: impl FnOnce() -> T) -> T {
+    with_context(role, pg_sys::SECURITY_LOCAL_USERID_CHANGE, body)
+}
+
+/// As `acting_as`, in a security-restricted operation: no temporary objects, no prepared statements, no cursors,
+/// nothing deferred to a later moment.
+pub fn restricted_as<T>(role: pg_sys::Oid, body: impl FnOnce() -> T) -> T {
+    with_context(role, pg_sys::SECURITY_RESTRICTED_OPERATION, body)
+}
+
+fn with_context<T>(role: pg_sys::Oid, context: u32, body: impl FnOnce() -> T) -> T {
     let mut role_back = pg_sys::InvalidOid;
     let mut context_back: c_int = 0;
     // SAFETY: as fmgr_security_definer in fmgr.c.
     unsafe {
         pg_sys::GetUserIdAndSecContext(&raw mut role_back, &raw mut context_back);
-        pg_sys::SetUserIdAndSecContext(
-            role,
-            context_back | pg_sys::SECURITY_LOCAL_USERID_CHANGE as c_int,
-        );
+        pg_sys::SetUserIdAndSecContext(role, context_back | context as c_int);
         let result = body();
         pg_sys::SetUserIdAndSecContext(role_back, context_back);
         result

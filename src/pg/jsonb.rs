@@ -2,6 +2,7 @@
 //! Follows src/backend/utils/adt/jsonb_util.c (`JsonbIterator`).
 
 use super::text;
+use crate::error::Error;
 use idempotency_core::canonical::{Builder, Document};
 use pgrx::pg_sys;
 use pgrx::pg_sys::JsonbIteratorToken as Token;
@@ -13,6 +14,8 @@ pub struct Jsonb(*mut pg_sys::varlena);
 
 /// Interrupts are checked once in this many tokens.
 const TOKENS_PER_INTERRUPT_CHECK: u32 = 4_096;
+/// Digits of all numbers of a value, written out as decimals.
+const NUMBER_BYTES_MAX: usize = 64 * 1_024 * 1_024;
 
 impl Jsonb {
     /// # Safety
@@ -39,8 +42,10 @@ impl Jsonb {
         unsafe { pgrx::varsize_any(self.0) }
     }
 
-    /// The value as the core's document, whose names and strings are borrowed from it.
-    pub fn document(&self) -> Document<'_> {
+    /// The value as the core's document, whose names and strings are borrowed from it. Refused where its numbers,
+    /// written out, would take more memory than any jsonb: `1e131071` is a few bytes, and 131,072 digits.
+    pub fn document(&self) -> Result<Document<'_>, Error> {
+        let mut number_bytes: usize = 0;
         let mut builder = Builder::new();
         let mut raw_scalar = false;
         let mut tokens: u32 = 0;
@@ -68,7 +73,12 @@ impl Jsonb {
                         }
                     }
                     Token::WJB_KEY => builder.member(string_of(&value)),
-                    _ => scalar(&mut builder, &value),
+                    _ => {
+                        number_bytes += scalar(&mut builder, &value);
+                        if number_bytes > NUMBER_BYTES_MAX {
+                            return Err(too_many_digits());
+                        }
+                    }
                 }
                 tokens = tokens.wrapping_add(1);
                 if tokens.is_multiple_of(TOKENS_PER_INTERRUPT_CHECK) {
@@ -76,9 +86,9 @@ impl Jsonb {
                 }
             }
         }
-        builder
+        Ok(builder
             .finish()
-            .unwrap_or_else(|error| panic!("a jsonb value is a whole document: {error}"))
+            .unwrap_or_else(|error| panic!("a jsonb value is a whole document: {error}")))
     }
 }
 
@@ -99,20 +109,35 @@ unsafe fn string_of<'a>(value: &pg_sys::JsonbValue) -> Cow<'a, str> {
     }
 }
 
+fn too_many_digits() -> Error {
+    Error::too_large(
+        format!("the numbers of a jsonb have more than {NUMBER_BYTES_MAX} digits written out"),
+        "Numbers such as 1e131071 are short in jsonb and long as decimals; pass them as strings.",
+    )
+}
+
+/// Adds a scalar; gives back the length of a number.
+///
 /// # Safety
 /// `value` must be a scalar token.
-unsafe fn scalar(builder: &mut Builder<'_>, value: &pg_sys::JsonbValue) {
+unsafe fn scalar(builder: &mut Builder<'_>, value: &pg_sys::JsonbValue) -> usize {
     use pg_sys::jbvType;
     // SAFETY: each field is read as the type says.
     unsafe {
         match value.type_ {
             jbvType::jbvNull => builder.null(),
             jbvType::jbvBool => builder.bool(value.val.boolean),
-            jbvType::jbvNumeric => builder.number(number_text(value.val.numeric)),
+            jbvType::jbvNumeric => {
+                let number = number_text(value.val.numeric);
+                let length = number.len();
+                builder.number(number);
+                return length;
+            }
             jbvType::jbvString => builder.string(string_of(value)),
             other => panic!("jsonb token of unknown type {other}"),
         }
     }
+    0
 }
 
 /// The decimal text of a numeric, without trailing zeros.

@@ -5,6 +5,7 @@
 //! sessions with an older library must meet newer ones on it. Follows src/backend/storage/lmgr/lock.c.
 
 use super::raise::{self, Caught};
+use super::server;
 use idempotency_core::digest;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
@@ -47,7 +48,11 @@ impl KeyLock {
             let owner = pg_sys::CurrentResourceOwner;
             pg_sys::BeginInternalSubTransaction(std::ptr::null());
             pg_sys::CurrentMemoryContext = context;
-            let outcome = within(wait_ms, || acquire(&tag, false));
+            let outcome = within(wait_ms, || {
+                acquire(&tag, false);
+                // A timeout that fired just as the lock came must not come out later.
+                server::check_for_interrupts();
+            });
             match outcome {
                 Ok(_) => {
                     pg_sys::ReleaseCurrentSubTransaction();

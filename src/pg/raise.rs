@@ -1,20 +1,24 @@
 //! The boundary between Rust and PostgreSQL's error handling, in both directions.
 //!
-//! Our errors leave with any SQLSTATE (pgrx knows a closed list). PostgreSQL's own errors, a user's effect
-//! included, leave exactly as they were raised: an error context callback copies the ErrorData before it is
-//! flattened into a panic, and `ThrowErrorData` raises the copy again, which adds the outer frames' context. No Rust backtrace reaches a client.
+//! Our errors leave with any SQLSTATE (pgrx knows a closed list). A user's effect leaves exactly as it raised (see
+//! `exactly`), and so does any other error of PostgreSQL's: an error context callback copies the ErrorData before
+//! it is flattened into a panic, and `ThrowErrorData` raises the copy again, which adds the outer frames' context. No Rust backtrace reaches a client.
 //! Follows src/backend/utils/error/elog.c.
 
 use crate::error::Error;
-use pgrx::pg_sys;
+use cee_scape::call_with_sigsetjmp;
+use pgrx::{PgSqlErrorCode, pg_sys};
 use std::any::Any;
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 // Declared here and not taken from pgrx: these run where no Rust destructor is pending, and must not be guarded.
 unsafe extern "C-unwind" {
     fn CopyErrorData() -> *mut pg_sys::ErrorData;
     fn FreeErrorData(edata: *mut pg_sys::ErrorData);
+    fn FlushErrorState();
+    fn ReThrowError(edata: *mut pg_sys::ErrorData) -> !;
     fn ThrowErrorData(edata: *mut pg_sys::ErrorData);
     fn errstart(elevel: c_int, domain: *const c_char) -> bool;
     fn errcode(sqlerrcode: c_int) -> c_int;
@@ -40,6 +44,9 @@ const fn make_sqlstate(code: &[u8; 5]) -> c_int {
 /// An error ready to be raised: plain pointers into PostgreSQL memory, nothing to drop.
 #[derive(Clone, Copy)]
 enum Leaving {
+    /// Copied when all was said of it.
+    Whole(*mut pg_sys::ErrorData),
+    /// Copied before the frames outside ours had added their context.
     Copied(*mut pg_sys::ErrorData),
     Built {
         sqlstate: c_int,
@@ -67,6 +74,7 @@ pub unsafe fn boundary<T: Copy>(body: impl FnOnce() -> Result<T, Error>) -> T {
         pg_sys::error_context_stack = remember.previous;
         outcome
     };
+    // Turning an error into C strings allocates, so it may raise too: that must not leave this frame as a panic.
     let leaving = match outcome {
         Ok(Ok(value)) => {
             if !copied.is_null() {
@@ -75,11 +83,73 @@ pub unsafe fn boundary<T: Copy>(body: impl FnOnce() -> Result<T, Error>) -> T {
             }
             return value;
         }
-        Ok(Err(error)) => built(&error),
-        Err(payload) => from_panic(payload, copied),
+        Ok(Err(error)) => catch_unwind(|| built(&error)),
+        Err(payload) => catch_unwind(AssertUnwindSafe(|| from_panic(payload, copied))),
+    };
+    let leaving = match leaving {
+        Ok(leaving) => leaving,
+        Err(again) => {
+            // Its own drop must not raise either.
+            std::mem::forget(again);
+            Leaving::Built {
+                sqlstate: make_sqlstate(b"53200"),
+                message: c"an error could not be reported: out of memory".as_ptr(),
+                detail: std::ptr::null(),
+                hint: std::ptr::null(),
+            }
+        }
     };
     // SAFETY: nothing with a destructor is left on this frame.
     unsafe { leave(leaving) }
+}
+
+/// An error of PostgreSQL's on its way through Rust frames, exactly as it was raised.
+struct Original(*mut pg_sys::ErrorData);
+
+// SAFETY: a backend has one thread; a panic's payload must be Send all the same.
+unsafe impl Send for Original {}
+
+/// Calls C code that may raise any error, such as a user's effect, so that `boundary` raises the very same error
+/// again. pgrx's own guard knows a closed list of SQLSTATEs and a few of the fields.
+///
+/// # Safety
+/// `call` must hold nothing with a destructor: an error jumps over it.
+pub unsafe fn exactly<T>(call: impl FnOnce() -> T) -> T {
+    let mut result = MaybeUninit::uninit();
+    // SAFETY: as PG_TRY and PG_CATCH in elog.h: the stacks are put back on both paths, and the error is copied to
+    // where the transaction's end frees it before the error state is flushed.
+    unsafe {
+        let context = pg_sys::CurrentMemoryContext;
+        let handler = pg_sys::PG_exception_stack;
+        let callbacks = pg_sys::error_context_stack;
+        let jumped = call_with_sigsetjmp(false, |jump| {
+            pg_sys::PG_exception_stack = std::ptr::from_ref(jump).cast_mut().cast();
+            result.write(call());
+            0
+        });
+        pg_sys::PG_exception_stack = handler;
+        pg_sys::error_context_stack = callbacks;
+        if jumped == 0 {
+            return result.assume_init();
+        }
+        pg_sys::CurrentMemoryContext = long_lived_context();
+        let error = CopyErrorData();
+        pg_sys::CurrentMemoryContext = context;
+        FlushErrorState();
+        std::panic::resume_unwind(Box::new(Original(error)))
+    }
+}
+
+/// Memory that outlives the statement.
+unsafe fn long_lived_context() -> pg_sys::MemoryContext {
+    // SAFETY: reads backend variables.
+    unsafe {
+        if pg_sys::TopTransactionContext.is_null() {
+            pg_sys::TopMemoryContext
+        } else {
+            pg_sys::TopTransactionContext
+        }
+    }
 }
 
 /// Keeps a copy of the error that is being raised. Runs inside errfinish.
@@ -88,12 +158,7 @@ unsafe extern "C-unwind" fn remember_error(arg: *mut c_void) {
     unsafe {
         let copied = arg.cast::<*mut pg_sys::ErrorData>();
         let back = pg_sys::CurrentMemoryContext;
-        let long_lived = pg_sys::TopTransactionContext;
-        pg_sys::CurrentMemoryContext = if long_lived.is_null() {
-            pg_sys::TopMemoryContext
-        } else {
-            long_lived
-        };
+        pg_sys::CurrentMemoryContext = long_lived_context();
         let error = CopyErrorData();
         pg_sys::CurrentMemoryContext = back;
         if (*error).elevel < ERROR {
@@ -117,7 +182,7 @@ fn built(error: &Error) -> Leaving {
 }
 
 fn build(sqlstate: c_int, message: &str, detail: Option<&str>, hint: Option<&str>) -> Leaving {
-    let c_text = |text: Option<&str>| text.map_or(std::ptr::null(), super::text::to_c);
+    let c_text = |text: Option<&str>| text.map_or(std::ptr::null(), super::text::to_c_message);
     Leaving::Built {
         sqlstate,
         message: c_text(Some(message)),
@@ -130,6 +195,10 @@ fn from_panic(payload: Box<dyn Any + Send>, copied: *mut pg_sys::ErrorData) -> L
     use pg_sys::panic::CaughtError;
     let payload = match payload.downcast::<Error>() {
         Ok(error) => return built(&error),
+        Err(payload) => payload,
+    };
+    let payload = match payload.downcast::<Original>() {
+        Ok(original) => return Leaving::Whole(original.0),
         Err(payload) => payload,
     };
     match payload.downcast::<CaughtError>() {
@@ -183,6 +252,7 @@ unsafe fn leave(leaving: Leaving) -> ! {
     // SAFETY: called by `boundary` on a plain frame; the texts are C strings in PostgreSQL memory.
     unsafe {
         match leaving {
+            Leaving::Whole(error) => ReThrowError(error),
             Leaving::Copied(error) => {
                 ThrowErrorData(error);
                 unreachable!("ThrowErrorData returned from an ERROR")
@@ -218,7 +288,7 @@ pub fn now(error: Error) -> ! {
 pub enum Caught {
     /// A PostgreSQL error with its code and message.
     Postgres {
-        code: pgrx::PgSqlErrorCode,
+        code: PgSqlErrorCode,
         message: String,
         panic: Box<dyn Any + Send>,
     },
@@ -255,12 +325,31 @@ pub fn catch<T>(body: impl FnOnce() -> T) -> Result<T, Caught> {
     })
 }
 
-/// The message of whatever ended `body`, for a caller that aborts the transaction and goes on.
+/// As `catch_message`, and a cancel is kept too: for a worker whose own timeout it is.
+pub fn catch_any_message<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, String> {
+    match catch(|| catch_message(body)) {
+        Ok(result) => result,
+        Err(Caught::Postgres { message, .. }) => Err(message),
+        Err(Caught::Other(panic)) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// The message of whatever ended `body`, for a caller that undoes what it did and goes on. A cancel or a
+/// termination is not for the caller to keep: it goes on.
 pub fn catch_message<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, String> {
     match catch(body) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(error.message()),
-        Err(Caught::Postgres { message, .. }) => Err(message),
+        Err(Caught::Postgres {
+            message,
+            code,
+            panic,
+        }) => match code {
+            PgSqlErrorCode::ERRCODE_QUERY_CANCELED | PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN => {
+                std::panic::resume_unwind(panic)
+            }
+            _ => Err(message),
+        },
         Err(Caught::Other(panic)) => Err(match panic.downcast_ref::<Error>() {
             Some(error) => error.message(),
             None => "internal error in extension idempotency".to_owned(),

@@ -65,10 +65,21 @@ pub fn application_name() -> String {
     text::from_c(unsafe { pg_sys::application_name })
 }
 
+/// A WARNING to the client.
+pub fn warn(message: &str) {
+    pgrx::warning!("{message}");
+}
+
 /// Makes unknown settings under `prefix` an error.
 pub fn reserve_setting_prefix(prefix: &CStr) {
     // SAFETY: a C string.
     unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) };
+}
+
+/// This transaction's commit waits for its WAL to be on disk, whatever synchronous_commit says.
+pub fn force_synchronous_commit() {
+    // SAFETY: sets a flag of the transaction.
+    unsafe { pg_sys::ForceSyncCommit() };
 }
 
 /// Is the extension's library being loaded by the postmaster?
@@ -80,6 +91,23 @@ pub fn preloading() -> bool {
 pub fn binary_upgrade() -> bool {
     // SAFETY: reads a backend variable.
     unsafe { pg_sys::IsBinaryUpgrade }
+}
+
+/// `pqsignal`, which is `pqsignal_be` in the backend of 18.
+///
+/// # Safety
+/// `handler` must be fit to run at any moment.
+pub unsafe fn set_signal_handler(
+    signal: std::ffi::c_int,
+    handler: unsafe extern "C-unwind" fn(std::ffi::c_int),
+) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        pg_sys::pqsignal(signal, Some(handler));
+        #[cfg(feature = "pg18")]
+        pg_sys::pqsignal_be(signal, Some(handler));
+    }
 }
 
 /// The index that enforces the primary key.

@@ -22,7 +22,43 @@ pub struct Definition {
     pub slot: usize,
     pub name: &'static str,
     pub c_name: &'static CStr,
-    pub columns: &'static [&'static CStr],
+    pub columns: &'static [(&'static CStr, Type)],
+}
+
+/// The type of a column: it is checked before a value is read as such.
+#[derive(Clone, Copy)]
+pub enum Type {
+    Bool,
+    Char,
+    Int4,
+    Int8,
+    Timestamp,
+    Interval,
+    Text,
+    TextArray,
+    Bytes,
+    Uuid,
+    Role,
+    Jsonb,
+}
+
+impl Type {
+    fn oid(self) -> pg_sys::Oid {
+        match self {
+            Type::Bool => pg_sys::BOOLOID,
+            Type::Char => pg_sys::CHAROID,
+            Type::Int4 => pg_sys::INT4OID,
+            Type::Int8 => pg_sys::INT8OID,
+            Type::Timestamp => pg_sys::TIMESTAMPTZOID,
+            Type::Interval => pg_sys::INTERVALOID,
+            Type::Text => pg_sys::TEXTOID,
+            Type::TextArray => pg_sys::TEXTARRAYOID,
+            Type::Bytes => pg_sys::BYTEAOID,
+            Type::Uuid => pg_sys::UUIDOID,
+            Type::Role => pg_sys::REGROLEOID,
+            Type::Jsonb => pg_sys::JSONBOID,
+        }
+    }
 }
 
 /// What was learned of a table in this session; stale when the generation has moved.
@@ -338,11 +374,20 @@ fn learn(definition: &Definition, relation: pg_sys::Relation) -> Result<Shape, E
         invalidation::watch(definition.slot, oid);
         // Read before learning: a message that comes meanwhile makes this shape stale at once.
         let generation = invalidation::generation();
+        let changed = || Error::TableChanged {
+            table: definition.name,
+        };
+        let extension = pg_sys::get_extension_oid(c"idempotency".as_ptr(), true);
+        let member_of = pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, oid);
+        let plain = (*(*relation).rd_rel).relkind == pg_sys::RELKIND_RELATION as std::ffi::c_char;
+        if !plain || extension == pg_sys::InvalidOid || member_of != extension {
+            return Err(changed());
+        }
         let mut attributes = Vec::with_capacity(definition.columns.len());
-        for column in definition.columns {
+        for (column, column_type) in definition.columns {
             let attribute = pg_sys::get_attnum(oid, column.as_ptr());
-            if attribute <= 0 {
-                return Err(Error::NotInstalled);
+            if attribute <= 0 || pg_sys::get_atttype(oid, attribute) != column_type.oid() {
+                return Err(changed());
             }
             attributes.push(attribute);
         }

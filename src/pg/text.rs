@@ -37,9 +37,23 @@ pub fn to_server(text: &str) -> Cow<'_, [u8]> {
     }
 }
 
-/// A C string in PostgreSQL memory, for messages. A NUL ends it early.
+/// A C string in PostgreSQL memory. A NUL ends it early.
 pub fn to_c(text: &str) -> *const c_char {
-    let bytes = to_server(text);
+    to_c_bytes(&to_server(text))
+}
+
+/// As `to_c` for messages: what the database's encoding may lack becomes a question mark, and nothing is converted.
+pub fn to_c_message(text: &str) -> *const c_char {
+    if text.is_ascii() || encoding_is_utf8() {
+        return to_c_bytes(text.as_bytes());
+    }
+    match super::raise::catch(|| to_server(text).into_owned()) {
+        Ok(bytes) => to_c_bytes(&bytes),
+        Err(_) => to_c_bytes(text.replace(|c: char| !c.is_ascii(), "?").as_bytes()),
+    }
+}
+
+fn to_c_bytes(bytes: &[u8]) -> *const c_char {
     // SAFETY: room for the bytes and a NUL, in the current memory context.
     unsafe {
         let copy = pg_sys::palloc(bytes.len() + 1).cast::<u8>();

@@ -17,6 +17,26 @@ pub fn current_subtransaction() -> SubTransaction {
     SubTransaction(unsafe { pg_sys::GetCurrentSubTransactionId() })
 }
 
+/// Runs `body` in a subtransaction of its own. An error undoes what it did and comes back as its message, except
+/// for a cancel or a termination, which goes on.
+pub fn subtransaction<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, String> {
+    // SAFETY: the subtransaction is ended on both paths, as in plpgsql's exec_stmt_block.
+    unsafe {
+        let context = pg_sys::CurrentMemoryContext;
+        let owner = pg_sys::CurrentResourceOwner;
+        pg_sys::BeginInternalSubTransaction(std::ptr::null());
+        pg_sys::CurrentMemoryContext = context;
+        let outcome = raise::catch_message(body);
+        match &outcome {
+            Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
+            Err(_) => pg_sys::RollbackAndReleaseCurrentSubTransaction(),
+        }
+        pg_sys::CurrentMemoryContext = context;
+        pg_sys::CurrentResourceOwner = owner;
+        outcome
+    }
+}
+
 /// What to do at each milestone. Only `before_commit` may fail: that refuses the commit.
 pub struct Milestones {
     pub before_commit: fn() -> Result<(), Error>,

@@ -2,7 +2,7 @@
 
 use super::{DIGEST, StoredArgs};
 use crate::error::Error;
-use crate::pg::table::{Access, Definition, Row, Snapshot, Table};
+use crate::pg::table::{Access, Definition, Row, Snapshot, Table, Type};
 use crate::pg::table_write::Assignments;
 use crate::pg::value::Value;
 use idempotency_core::decide::{EffectKind, OpenKey, OpenState, Prior};
@@ -15,25 +15,25 @@ pub static DEFINITION: Definition = Definition {
     name: "claim",
     c_name: c"claim",
     columns: &[
-        c"digest",
-        c"claimed_at",
-        c"first_claimed_at",
-        c"lease_expires_at",
-        c"fence",
-        c"scope_id",
-        c"attempt",
-        c"args_rule",
-        c"claimed_pid",
-        c"claimed_by",
-        c"state",
-        c"effect_kind",
-        c"prior",
-        c"key",
-        c"args_hash",
-        c"run",
-        c"reason",
-        c"prior_reason",
-        c"application_name",
+        (c"digest", Type::Uuid),
+        (c"claimed_at", Type::Timestamp),
+        (c"first_claimed_at", Type::Timestamp),
+        (c"lease_expires_at", Type::Timestamp),
+        (c"fence", Type::Int8),
+        (c"scope_id", Type::Int4),
+        (c"attempt", Type::Int4),
+        (c"args_rule", Type::Int4),
+        (c"claimed_pid", Type::Int4),
+        (c"claimed_by", Type::Role),
+        (c"state", Type::Char),
+        (c"effect_kind", Type::Char),
+        (c"prior", Type::Char),
+        (c"key", Type::Text),
+        (c"args_hash", Type::Bytes),
+        (c"run", Type::Text),
+        (c"reason", Type::Text),
+        (c"prior_reason", Type::Text),
+        (c"application_name", Type::Text),
     ],
 };
 

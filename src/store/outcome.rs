@@ -3,7 +3,7 @@
 use super::{DIGEST, StoredArgs};
 use crate::error::Error;
 use crate::pg::jsonb::Jsonb;
-use crate::pg::table::{Access, Definition, Row, Snapshot, Table};
+use crate::pg::table::{Access, Definition, Row, Snapshot, Table, Type};
 use crate::pg::table_write::Assignments;
 use crate::pg::value::Value;
 use idempotency_core::decide::{FinishedKey, FinishedState};
@@ -17,20 +17,21 @@ pub static DEFINITION: Definition = Definition {
     name: "outcome",
     c_name: c"outcome",
     columns: &[
-        c"digest",
-        c"finished_at",
-        c"fence",
-        c"scope_id",
-        c"attempt",
-        c"args_rule",
-        c"state",
-        c"key",
-        c"args_hash",
-        c"result",
-        c"reason",
-        c"run",
-        c"claimed_at",
-        c"claimed_by",
+        (c"digest", Type::Uuid),
+        (c"finished_at", Type::Timestamp),
+        (c"fence", Type::Int8),
+        (c"scope_id", Type::Int4),
+        (c"attempt", Type::Int4),
+        (c"args_rule", Type::Int4),
+        (c"state", Type::Char),
+        (c"key", Type::Text),
+        (c"args_hash", Type::Bytes),
+        (c"result", Type::Jsonb),
+        (c"reason", Type::Text),
+        (c"run", Type::Text),
+        (c"claimed_at", Type::Timestamp),
+        (c"claimed_by", Type::Role),
+        (c"prior_reason", Type::Text),
     ],
 };
 
@@ -47,6 +48,7 @@ const REASON: usize = 10;
 const RUN: usize = 11;
 const CLAIMED_AT: usize = 12;
 const CLAIMED_BY: usize = 13;
+const PRIOR_REASON: usize = 14;
 
 const BY_AGE: &CStr = c"outcome_scope_id_finished_at_index";
 
@@ -63,6 +65,8 @@ pub struct OutcomeRow {
     /// When the lease was claimed, and by whom; none for a transactional claim.
     pub claimed_at: Option<Instant>,
     pub claimed_by: Option<Oid>,
+    /// Where a lease expired: the reason of the attempt before.
+    pub prior_reason: Option<String>,
 }
 
 /// How far a pass over a scope's outcomes has come: time, then place among equal times.
@@ -154,6 +158,7 @@ fn read(row: &Row<'_>) -> OutcomeRow {
         run: row.text(RUN),
         claimed_at: row.instant(CLAIMED_AT),
         claimed_by: row.oid(CLAIMED_BY),
+        prior_reason: row.text(PRIOR_REASON),
     }
 }
 
@@ -173,6 +178,7 @@ fn write(digest: &[u8; 16], row: &OutcomeRow) -> Assignments {
         (RUN, row.run.clone().into()),
         (CLAIMED_AT, row.claimed_at.into()),
         (CLAIMED_BY, row.claimed_by.into()),
+        (PRIOR_REASON, row.prior_reason.clone().into()),
     ]
 }
 

@@ -5,8 +5,10 @@ use crate::error::Error;
 use crate::pg::identity;
 use crate::pg::lock;
 use crate::pg::raise::Caught;
+use crate::pg::server;
 use crate::pg::spi::{self, Kind, Parameter};
-use crate::pg::table::{Access, Definition, Mode, Row, Snapshot, Table};
+use crate::pg::table::{Access, Definition, Mode, Row, Snapshot, Table, Type};
+use idempotency_core::digest::key_digest;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 use std::ffi::CStr;
@@ -17,30 +19,34 @@ static SCOPE: Definition = Definition {
     name: "scope",
     c_name: c"scope",
     columns: &[
-        c"id",
-        c"name",
-        c"owner",
-        c"dedup_window",
-        c"keep_forever",
-        c"max_lease",
-        c"effect_kind",
-        c"provider_window",
-        c"wait",
-        c"max_result_bytes",
-        c"args_rule",
+        (c"id", Type::Int4),
+        (c"name", Type::Text),
+        (c"owner", Type::Role),
+        (c"dedup_window", Type::Interval),
+        (c"keep_forever", Type::Bool),
+        (c"max_lease", Type::Interval),
+        (c"effect_kind", Type::Text),
+        (c"provider_window", Type::Interval),
+        (c"wait", Type::Interval),
+        (c"max_result_bytes", Type::Int4),
+        (c"args_rule", Type::Int4),
     ],
 };
 static GRANT: Definition = Definition {
     slot: 3,
     name: "scope_grant",
     c_name: c"scope_grant",
-    columns: &[c"scope_id", c"role"],
+    columns: &[(c"scope_id", Type::Int4), (c"role", Type::Role)],
 };
 static RULE: Definition = Definition {
     slot: 4,
     name: "args_rule",
     c_name: c"args_rule",
-    columns: &[c"scope_id", c"version", c"ignore_args"],
+    columns: &[
+        (c"scope_id", Type::Int4),
+        (c"version", Type::Int4),
+        (c"ignore_args", Type::TextArray),
+    ],
 };
 
 /// A scope as it is stored; `None` means the default.
@@ -192,13 +198,21 @@ pub fn lock_keys_for_drop() -> Result<(), Error> {
 /// How long a drop waits for transactions that have claimed.
 const DROP_WAIT_MS: i32 = 1_000;
 
-/// Stores a new scope. Call under `lock_for_change`.
+/// Stores a new scope. Call under `lock_for_change`. Its id is drawn and never counted on from a dropped one: what
+/// might be left of that must not come to mean this scope.
 pub fn create(name: &str, owner: Oid) -> Result<(), Error> {
+    let mut id = DEFAULT_ID;
+    while id == DEFAULT_ID || find(Which::Id(id))?.is_some() {
+        let drawn = key_digest(name, &server::now().0.to_string());
+        id = i32::from_be_bytes([drawn[0], drawn[1], drawn[2], drawn[3]]) & i32::MAX;
+    }
     execute(
-        c"INSERT INTO idempotency.scope (id, name, owner)
-          SELECT COALESCE(pg_catalog.max(s.id), 0) OPERATOR(pg_catalog.+) 1, $1, $2::pg_catalog.regrole
-            FROM idempotency.scope AS s",
-        vec![Parameter::text(name), Parameter::role(owner)],
+        c"INSERT INTO idempotency.scope (id, name, owner) VALUES ($1, $2, $3::pg_catalog.regrole)",
+        vec![
+            Parameter::int4(id),
+            Parameter::text(name),
+            Parameter::role(owner),
+        ],
     )
 }
 
@@ -255,8 +269,17 @@ pub fn set(id: i32, setting: Setting, value: SettingValue) -> Result<(), Error> 
     )
 }
 
-/// Stores a rule under the scope's next version, which it gives back. Call under `lock_for_change`.
+/// The version of this rule in the scope, stored under the next one if it is new. Call under `lock_for_change`.
 pub fn add_rule(id: i32, pointers: &[String]) -> Result<i32, Error> {
+    let mut known = None;
+    visit(&RULE, id, |rule| {
+        if rule.text_array(2) == pointers {
+            known = Some(rule.int4(1));
+        }
+    })?;
+    if let Some(version) = known {
+        return Ok(version);
+    }
     let owner = tables_owner()?;
     let text = c"INSERT INTO idempotency.args_rule (scope_id, version, ignore_args)
           SELECT $1, COALESCE(pg_catalog.max(r.version), 0) OPERATOR(pg_catalog.+) 1, $2

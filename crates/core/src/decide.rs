@@ -147,14 +147,20 @@ pub fn within_window(finished_at: Instant, window: Option<Span>, now: Instant) -
     window.is_none_or(|window| now.since(finished_at) < window.us())
 }
 
-/// What is left of a finished record: past its window a key is free, whether or not it was pruned yet.
+/// What is left of a record: past its window a key is free, whether or not it was swept or pruned yet.
 pub fn effective(found: Found, policy: &Policy, now: Instant) -> Found {
-    match found {
-        Found::Finished(key) if !within_window(key.finished_at, policy.window, now) => {
-            Found::Absent
+    let free = match found {
+        Found::Absent => true,
+        Found::Finished(key) => !within_window(key.finished_at, policy.window, now),
+        // What a sweep will make a finished key: its attempt ended, without effect, when its lease did.
+        Found::Open(key) => {
+            sweep(&key, now) == Sweep::LeaseExpired
+                && key
+                    .lease_expires_at
+                    .is_some_and(|at| !within_window(at, policy.window, now))
         }
-        Found::Finished(_) | Found::Open(_) | Found::Absent => found,
-    }
+    };
+    if free { Found::Absent } else { found }
 }
 
 /// Decides a claim. `issued_at` is when the caller's operation was first issued, if it says so.
@@ -218,7 +224,12 @@ fn take_over(key: &OpenKey, policy: &Policy, fence: i64, now: Instant) -> Decisi
         first_claimed_at: key.first_claimed_at,
     };
     match prior {
-        Prior::Nothing | Prior::NotApplied => Decision::Execute(ownership(Prior::NotApplied)),
+        // Nothing happened: as after a sweep, the key begins anew under today's policies.
+        Prior::Nothing | Prior::NotApplied => Decision::Execute(Ownership {
+            kind: policy.kind,
+            first_claimed_at: now,
+            ..ownership(Prior::NotApplied)
+        }),
         Prior::Unknown => Decision::Reconcile(ownership(Prior::Unknown)),
         Prior::Expired
             if within_window(key.first_claimed_at, Some(policy.provider_window), now) =>

@@ -172,12 +172,11 @@ impl History {
                 lease_expires_at,
                 ..key
             }),
-            // Counted from the sweep, so that the outcome's window is not over before it began.
             Sweep::LeaseExpired => Found::Finished(FinishedKey {
                 state: FinishedState::LeaseExpired,
                 fence: key.fence,
                 attempt: key.attempt,
-                finished_at: self.now,
+                finished_at: key.lease_expires_at.expect("a lease has an end"),
             }),
         }
     }

@@ -28,7 +28,7 @@ SELECT k.scope, k.key, p.state, p.attempt, p.fence IS NOT NULL AS fenced, p.resu
        p.claimed_at IS NOT NULL AS claimed, p.lease_expires_at - p.claimed_at AS lease, p.finished_at >= p.claimed_at AS finished, p.window_ends_at - p.finished_at AS window
   FROM (VALUES ('default', 'in flight'), ('default', 'unknown'), ('default', 'completed'), ('other', 'rejected'), ('default', 'once'), ('default', 'absent'), ('other', 'completed')) AS k (scope, key),
        idem_peek(k.key, k.scope) AS p;
-SELECT state, reason, finished_at - claimed_at >= interval '1 hour' AS when_it_was_swept, window_ends_at FROM idem_peek('lease over', 'local');
+SELECT state, reason, finished_at - claimed_at < interval '1 hour' AS when_its_lease_ended, window_ends_at FROM idem_peek('lease over', 'local');
 SELECT state, reason, window_ends_at FROM idem_peek('not applied', 'local');
 
 -- The view shows the same of all of them.
