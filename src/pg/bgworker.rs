@@ -216,7 +216,9 @@ pub fn databases() -> Result<Vec<(pg_sys::Oid, String)>, String> {
                     && !(*database).datistemplate
                     && (*database).datconnlimit != DROPPING
                 {
-                    let name = super::text::from_c((*database).datname.data.as_ptr());
+                    // In the encoding of whatever database created it: shown, not converted.
+                    let name = std::ffi::CStr::from_ptr((*database).datname.data.as_ptr());
+                    let name = name.to_string_lossy().into_owned();
                     found.push(((*database).oid, name));
                 }
             }

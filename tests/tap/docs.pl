@@ -1,0 +1,179 @@
+# Runs the documentation: every ```sql block of README.md and docs/reference.md, in order, in one psql session and one
+# database per document, as a reader would who types it. A block that raises an error it does not announce fails.
+#
+#   <!-- error ID001 -->   before a block: exactly these errors, in this order, are its point
+#   <!-- output -->        before a ```text block: exactly what psql printed for the block above
+#   <!-- message -->       before a ```text block: exactly the error of the block above
+#
+# What should not run is in another kind of block. Every test that ARCHITECTURE.md names must be there. The reference is also held against the catalogue: every public
+# function with all its parameters and columns, every view with its columns, every setting.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use IdempotencyNode;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $documents = "$FindBin::RealBin/documents";
+
+# The blocks of a document: line, sql, the SQLSTATEs that it announces, the output that it shows.
+sub blocks_of
+{
+	my ($text) = @_;
+	my (@blocks, $kind, @body, $line, $mark);
+	my $number = 0;
+
+	for (split /\n/, $text)
+	{
+		$number++;
+		if (defined $kind)
+		{
+			if ($_ !~ /^```\s*$/) { push @body, $_; next; }
+			my $body = join("\n", @body);
+			if ($kind eq 'sql')
+			{
+				my @errors = ($mark // '') =~ /^error (.*)$/ ? split(' ', $1) : ();
+				push @blocks, { line => $line, sql => $body, errors => \@errors };
+			}
+			elsif (($mark // '') =~ /^(output|message)$/) { $blocks[-1]->{$1} = $body; }
+			($kind, $mark) = (undef, undef);
+		}
+		elsif (/^```(\w*)\s*$/) { ($kind, $line, @body) = ($1, $number); }
+		elsif (/^<!-- (.*) -->$/) { $mark = $1; }
+		elsif (/\S/) { $mark = undef; }
+	}
+	return @blocks;
+}
+
+# What the $number-th part of a stream is, between its markers.
+sub part_of
+{
+	my ($stream, $number) = @_;
+	return $stream =~ /^=== begin $number\n(.*?)^=== end $number$/ms ? $1 : undef;
+}
+
+# An error as psql shows it without VERBOSITY.
+sub terse
+{
+	my ($complaints) = @_;
+	$complaints =~ s/^psql:.*?: (?=ERROR:)//mg;
+	$complaints =~ s/^(ERROR:  )\w{5}: /$1/mg;
+	$complaints =~ s/^LOCATION:.*\n//mg;
+	return $complaints;
+}
+
+# psql ends lines of a table with blanks, editors do not.
+sub trimmed
+{
+	my ($text) = @_;
+	$text =~ s/[ \t]+$//mg;
+	$text =~ s/\A\n+|\s+\z//g;
+	return $text;
+}
+
+sub run_document
+{
+	my ($node, $name) = @_;
+	my $database = $name =~ s/\W/_/gr;
+	my @blocks = blocks_of(slurp_file("$documents/$name"));
+	my $script = "\\pset format aligned\n\\pset tuples_only off\n\\set VERBOSITY verbose\n";
+	my ($stdout, $stderr);
+
+	cmp_ok(scalar @blocks, '>=', 10, "$name has blocks to run");
+	for my $at (0 .. $#blocks)
+	{
+		# The ROLLBACK after the marker must find no transaction open: it warns then.
+		$script .= "\\echo === begin $at\n\\warn === begin $at\n$blocks[$at]->{sql}\n"
+		  . "\\echo === end $at\n\\warn === end $at\n"
+		  . "\\warn === begin after $at\nROLLBACK;\n\\warn === end after $at\n";
+	}
+	$node->safe_psql('postgres', "CREATE DATABASE \"$database\"");
+	$node->psql($database, $script, on_error_stop => 0, stdout => \$stdout, stderr => \$stderr);
+
+	for my $at (0 .. $#blocks)
+	{
+		my $block = $blocks[$at];
+		my $where = "$name line $block->{line}";
+		my $complaints = part_of($stderr, $at) // '';
+
+		isnt(part_of($stdout, $at), undef, "$where: ran");
+		is(join(' ', $complaints =~ /(?:ERROR|FATAL|PANIC):\s+(\w{5}):/g),
+			join(' ', @{ $block->{errors} }),
+			"$where: no error but those announced")
+		  or diag($complaints);
+		like(part_of($stderr, "after $at") // '', qr/25P01/, "$where: leaves no transaction open");
+		is(trimmed(part_of($stdout, $at) // ''), trimmed($block->{output}), "$where: prints what is shown")
+		  if defined $block->{output};
+		is(trimmed(terse($complaints)), trimmed($block->{message}), "$where: raises what is shown")
+		  if defined $block->{message};
+	}
+	return $database;
+}
+
+# The section of the reference under the heading that names this object.
+sub section_of
+{
+	my ($reference, $name) = @_;
+	return $reference =~ /^(#+) `?\Q$name\E\b.*?\n(.*?)(?=^#{1,3} |\z)/ms ? $2 : undef;
+}
+
+sub reference_is_complete
+{
+	my ($node, $database) = @_;
+	my $reference = slurp_file("$documents/reference.md");
+	my $functions = $node->safe_psql($database, q{
+		SELECT p.proname, array_to_string(p.proargnames, ' ')
+		  FROM pg_proc AS p JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+		 WHERE p.proname LIKE 'idem\_%' ORDER BY 1});
+	my $views = $node->safe_psql($database, q{
+		SELECT c.oid::regclass, string_agg(a.attname, ' ' ORDER BY a.attnum)
+		  FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
+		 WHERE c.relkind = 'v' AND c.relnamespace = 'idempotency'::regnamespace GROUP BY c.oid ORDER BY 1});
+	my $settings = $node->safe_psql($database, q{
+		LOAD 'idempotency'; SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY 1});
+
+	for (split /\n/, "$functions\n$views")
+	{
+		my ($name, $parts) = split /\|/;
+		my $section = section_of($reference, $name);
+		ok(defined $section, "the reference has a section for $name") or next;
+		is(join(' ', grep { $section !~ /\b\Q$_\E\b/ } split(' ', $parts // '')),
+			'', "the section for $name names all its parameters and columns");
+	}
+	for (split /\n/, $settings)
+	{
+		like($reference, qr/`\Q$_\E`/, "the reference names the setting $_");
+		like(slurp_file("$documents/README.md"), qr/`\Q$_\E`/, "README.md names the setting $_");
+	}
+	return;
+}
+
+# `regress/x`, `isolation/x` and `tap/x` in the table of claims are tests that exist.
+sub architecture_names_tests
+{
+	my %path = (
+		regress => "$documents/regress/%s.sql",
+		isolation => "$documents/isolation/%s.spec",
+		tap => "$FindBin::RealBin/%s.pl");
+	my @named = slurp_file("$documents/ARCHITECTURE.md") =~ m{`((?:regress|isolation|tap)/\w+)`}g;
+
+	cmp_ok(scalar @named, '>=', 20, 'ARCHITECTURE.md names tests');
+	for (@named)
+	{
+		my ($suite, $test) = split m{/};
+		ok(-e sprintf($path{$suite}, $test), "ARCHITECTURE.md names a test that exists: $_");
+	}
+	return;
+}
+
+my $node = IdempotencyNode->start(extension => 0, conf => ["log_line_prefix = '%m [%p] %q%a %e '"]);
+
+run_document($node, 'README.md');
+reference_is_complete($node, run_document($node, 'reference.md'));
+architecture_names_tests();
+server_log_lacks($node, qr/ XX000|PANIC:|terminated by signal/, 'nothing crashed');
+
+done_testing();
