@@ -249,6 +249,9 @@ until_true($node, 'postgres', q{SELECT current_setting('synchronous_standby_name
 my $waiting = IdempotencySession->open($node, 'app');
 $waiting->send('CREATE TABLE waits ()');
 until_true($node, 'postgres', q{SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')}, 'a commit waits');
+# A session that waits for a standby does not answer the barrier of a DROP DATABASE; that is not the worker's doing.
+$sql->(q{SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'}, 'postgres');
+until_true($node, 'postgres', q{SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend')}, 'no client waits any more');
 until_swept('busy4');
 until_swept('busy5');
 {
