@@ -38,7 +38,7 @@ installcheck: ## regression tests against the running server that PGHOST, PGPORT
 	@scripts/installcheck.sh
 
 demo: ## the story on real input, in a throw-away cluster (KEEP=1 leaves it running)
-	@scripts/setup.sh build
+	@scripts/setup.sh build demo
 	@scripts/install.sh
 	@scripts/demo.sh
 
@@ -74,7 +74,7 @@ fmt: ## format the Rust code
 	cargo fmt --all
 
 setup: ## what demo, test and lint do first: system packages and cargo-pgrx
-	@scripts/setup.sh build tap fuzz lint
+	@scripts/setup.sh build tap demo fuzz lint
 
 env: ## shell lines that make plain cargo commands share these builds: eval "$(make -s env)"
 	@scripts/build.sh --env

@@ -12,7 +12,12 @@ LOAD_ORDERS=3000
 LOAD_CRASH_AFTER=800
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+background=()
+leave() {
+    ((${#background[@]} == 0)) || kill "${background[@]}" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap leave EXIT
 differences=0
 export PGCLIENTENCODING=UTF8
 
@@ -223,6 +228,77 @@ see "credits after $CLIENTS concurrent retries" 1 'SELECT count(*) FROM credits_
 tell 'Where one order can have one such credit, prefer this: the constraint has no window, needs no key from the caller,' \
     'and holds against every program, also those that never heard of keys. The extension is for the rest: no natural' \
     'key, an answer to give again, or an effect outside the database.'
+
+# --------------------------------------------------------------------------------------------------------------------
+chapter f 'the payment that timed out after it happened'
+
+# The first python3 that has psycopg 3: the dispatcher is the one in examples.
+python=
+while IFS= read -r candidate; do
+    ! "$candidate" -c 'import psycopg' 2>/dev/null || { python=$candidate && break; }
+done < <(type -ap python3 && echo /usr/bin/python3)
+[[ -n $python ]] || die 'no python3 can import psycopg 3' 'apt-get install python3-psycopg'
+
+# A payment provider outside the database, with a log of its own. It keeps no key from being paid twice. The first
+# request that it gets it carries out and never answers, and the third.
+"$python" "$ROOT/tests/tap/lib/payment_server.py" --log "$work/provider.log" --port-file "$work/port" \
+    --first timeout,answer,timeout,answer >"$work/provider.out" 2>&1 &
+background+=($!)
+for ((polls = 0; polls < POLLS_MAX; polls++)); do
+    [[ ! -s $work/port ]] || break
+    sleep 0.05
+done
+api=http://127.0.0.1:$(<"$work/port")
+
+# read_provider: what the provider wrote down, for all to see.
+read_provider() { sql -c 'TRUNCATE provider_log' -c "\\copy provider_log FROM '$work/provider.log'"; }
+provider() { echo "SELECT count(*) FROM provider_log WHERE entry ->> 'key' = '$1' AND $2"; }
+
+sql >/dev/null <<'SQL'
+CREATE TABLE provider_log (entry jsonb);
+CREATE TABLE payouts (id int PRIMARY KEY, amount numeric);
+BEGIN;
+INSERT INTO payouts VALUES (9001, 250);
+SELECT idem_enqueue('payout/9001', 'payments', '{"amount": 250}');
+COMMIT;
+SQL
+tell "INSERT INTO payouts ...; SELECT idem_enqueue('payout/9001', 'payments', '{\"amount\": 250}'); in one transaction" \
+    'the provider pays and does not answer; examples/dispatcher waits for 1 s, and says:'
+DISPATCH_API=$api DISPATCH_LEASE_S=5 DISPATCH_HTTP_TIMEOUT_S=1 DISPATCH_SETTLE_S=1 DISPATCH_WAIT_S=2 \
+    "$python" -B "$ROOT/examples/dispatcher/dispatcher.py" >"$work/dispatcher.log" 2>&1 &
+dispatcher=$!
+background+=("$dispatcher")
+until_true "SELECT state = 'completed' FROM idem_peek('payout/9001')"
+kill -TERM "$dispatcher"
+wait "$dispatcher" || tell "dispatcher: $(tail -n 1 "$work/dispatcher.log")"
+sed -n 's/^.* INFO \(payout\)/        \1/p' "$work/dispatcher.log"
+read_provider
+see 'requests to pay that the provider got for it' 1 "$(provider payout/9001 "entry ->> 'method' = 'POST'")"
+see 'reads: was it paid?' 1 "$(provider payout/9001 "entry ->> 'method' = 'GET'")"
+see 'payments that the provider made' 1 "$(provider payout/9001 "entry ->> 'what' = 'payment'")"
+see 'the trail' 'unknown (timeout), in_flight (timeout), completed' \
+    "SELECT string_agg(to_state || COALESCE(' (' || reason || ')', ''), ', ' ORDER BY happened_at) FROM idempotency.events
+      WHERE key = 'payout/9001'"
+see 'the record has the provider'"'"'s own answer' t \
+    "SELECT result ->> 'id' = (SELECT entry ->> 'id' FROM provider_log WHERE entry ->> 'what' = 'payment')
+       FROM idem_peek('payout/9001')"
+see 'messages left in the outbox' 0 'SELECT count(*) FROM idempotency.outbox'
+
+tell 'the same with a client that sends again when it has timed out:'
+"$python" - "$api/payments" <<'PYTHON'
+import sys
+import urllib.request
+
+payout = urllib.request.Request(sys.argv[1], b'{"amount": 250}', {"Idempotency-Key": "payout/9002"})
+for attempt in range(3):
+    try:
+        urllib.request.urlopen(payout, timeout=1).read()
+        break
+    except TimeoutError:
+        pass
+PYTHON
+read_provider
+see 'payments that the provider made' 2 "$(provider payout/9002 "entry ->> 'what' = 'payment'")"
 
 # --------------------------------------------------------------------------------------------------------------------
 printf '\nWhat is in the database now\n'

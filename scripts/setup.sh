@@ -42,8 +42,20 @@ need_build() {
     need_postgres
 }
 
+# The first python3 that has it is taken, in the tests and in the demo.
+has_psycopg() {
+    local python
+    for python in $(type -ap python3) /usr/bin/python3; do
+        ! "$python" -c 'import psycopg' || return 0
+    done
+    return 1
+}
+
+need_demo() { need python3-psycopg has_psycopg; }
+
 need_tap() {
     need libipc-run-perl perl -MIPC::Run -e1
+    need_demo
     need perl perl -MTest::More -MTime::HiRes -e1
 }
 
@@ -92,6 +104,7 @@ for part in "$@"; do
     case $part in
         build) need_build ;;
         tap) need_tap ;;
+        demo) need_demo ;;
         fuzz) need_fuzz ;;
         lint) need_lint ;;
         *) die "unknown part: $part" ;;

@@ -1,5 +1,6 @@
 -- Tables. Two hold the keys: idempotency.claim what is open, idempotency.outcome what is finished;
--- a digest stands in at most one of them. Nothing is seeded: a restored dump never collides.
+-- a digest stands in at most one of them. What an open key says to another system stands in
+-- idempotency.message, what went wrong with keys in idempotency.event. Nothing is seeded: a restored dump never collides.
 
 CREATE SCHEMA idempotency;
 COMMENT ON SCHEMA idempotency IS 'tables and views of the idempotency extension; the functions are prefixed idem_';
@@ -16,6 +17,12 @@ CREATE TABLE idempotency.scope (
     provider_window  pg_catalog.interval,
     wait             pg_catalog.interval,
     max_result_bytes pg_catalog.int4,
+    max_attempts     pg_catalog.int4,
+    backoff          pg_catalog.interval,
+    max_backoff      pg_catalog.interval,
+    max_reconciles   pg_catalog.int4,
+    keep_payload     pg_catalog.bool,
+    reconciler       pg_catalog.text,
     args_rule        pg_catalog.int4 NOT NULL DEFAULT 0,
     created_at       pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     CONSTRAINT scope_id_pkey PRIMARY KEY (id),
@@ -54,17 +61,27 @@ CREATE TABLE idempotency.claim (
     state            pg_catalog."char" NOT NULL,
     effect_kind      pg_catalog."char" NOT NULL,
     prior            pg_catalog."char" NOT NULL,
+    is_message       pg_catalog.bool NOT NULL,
+    tries            pg_catalog.int4 NOT NULL,
+    reconciles       pg_catalog.int4 NOT NULL,
+    in_doubt_since   pg_catalog.timestamptz,
+    retry_at         pg_catalog.timestamptz,
     key              pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     args_hash        pg_catalog.bytea,
     run              pg_catalog.text COLLATE pg_catalog."C",
     reason           pg_catalog.text,
     prior_reason     pg_catalog.text,
     application_name pg_catalog.text,
+    evidence         pg_catalog.jsonb,
     CONSTRAINT claim_digest_pkey PRIMARY KEY (digest)
 ) WITH (fillfactor = 60);
 CREATE INDEX claim_run_index ON idempotency.claim (run) WHERE (run IS NOT NULL);
-COMMENT ON TABLE idempotency.claim IS 'open keys: leased claims in flight (state f) and unknown outcomes (state u). Read it through idempotency.records';
-COMMENT ON COLUMN idempotency.claim.lease_expires_at IS 'end of the lease; NULL where a caller declared the outcome unknown';
+COMMENT ON TABLE idempotency.claim IS 'open keys: leased claims in flight (state f), unknown outcomes (u), escalated to a human (e), messages that wait for a dispatcher (q). Read it through idempotency.records';
+COMMENT ON COLUMN idempotency.claim.lease_expires_at IS 'end of the lease, also of one that has ended; NULL where its owner ended the claim';
+COMMENT ON COLUMN idempotency.claim.tries IS 'deliveries of a message since it was enqueued or requeued: max_attempts counts them';
+COMMENT ON COLUMN idempotency.claim.reconciles IS 'reads of the other system that gave no answer: max_reconciles counts them';
+COMMENT ON COLUMN idempotency.claim.in_doubt_since IS 'since when the outcome is unknown or escalated';
+COMMENT ON COLUMN idempotency.claim.retry_at IS 'not before this is it delivered or reconciled again by dispatchers and the worker';
 COMMENT ON COLUMN idempotency.claim.effect_kind IS 'x external, k keyed, l local: frozen at the first claim';
 COMMENT ON COLUMN idempotency.claim.prior IS 'what this claim found: - nothing, n not applied, u unknown, e a lease that had ended';
 
@@ -84,6 +101,7 @@ CREATE TABLE idempotency.outcome (
     claimed_at  pg_catalog.timestamptz,
     claimed_by  pg_catalog.regrole,
     prior_reason pg_catalog.text,
+    payload     pg_catalog.jsonb,
     CONSTRAINT outcome_digest_pkey PRIMARY KEY (digest)
 );
 CREATE INDEX outcome_scope_id_finished_at_index ON idempotency.outcome (scope_id, finished_at);
@@ -91,12 +109,67 @@ COMMENT ON TABLE idempotency.outcome IS 'finished keys: completed (state c), rej
 COMMENT ON COLUMN idempotency.outcome.prior_reason IS 'only where a lease expired: the reason of the attempt before, kept for its late owner';
 COMMENT ON COLUMN idempotency.outcome.claimed_by IS 'who held the lease; NULL for a transactional claim';
 
+CREATE TABLE idempotency.message (
+    digest       pg_catalog.uuid NOT NULL,
+    enqueued_at  pg_catalog.timestamptz NOT NULL,
+    due_at       pg_catalog.timestamptz NOT NULL,
+    position     pg_catalog.int8 NOT NULL,
+    scope_id     pg_catalog.int4 NOT NULL,
+    enqueued_by  pg_catalog.regrole NOT NULL,
+    scope        pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    key          pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    destination  pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    ordering_key pg_catalog.text COLLATE pg_catalog."C",
+    run          pg_catalog.text COLLATE pg_catalog."C",
+    payload      pg_catalog.jsonb NOT NULL,
+    CONSTRAINT message_digest_pkey PRIMARY KEY (digest)
+);
+CREATE INDEX message_due_index ON idempotency.message (scope_id, destination, due_at) WHERE (ordering_key IS NULL);
+CREATE INDEX message_order_index ON idempotency.message (scope_id, destination, ordering_key, position)
+    WHERE (ordering_key IS NOT NULL);
+COMMENT ON TABLE idempotency.message IS 'the outbox: what open keys have to say to other systems; gone when its key is finished. Complete in its INSERT, for change capture. Read it through idempotency.outbox';
+COMMENT ON COLUMN idempotency.message.due_at IS 'not delivered before; infinity while a human has to decide';
+COMMENT ON COLUMN idempotency.message.position IS 'order among the messages of one ordering key';
+
+CREATE TABLE idempotency.event (
+    id               pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
+    happened_at      pg_catalog.timestamptz NOT NULL,
+    scope_id         pg_catalog.int4 NOT NULL,
+    key              pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    from_state       pg_catalog.text NOT NULL,
+    to_state         pg_catalog.text NOT NULL,
+    fence            pg_catalog.int8,
+    attempt          pg_catalog.int4,
+    role             pg_catalog.regrole NOT NULL,
+    pid              pg_catalog.int4 NOT NULL,
+    application_name pg_catalog.text,
+    reason           pg_catalog.text,
+    evidence         pg_catalog.jsonb,
+    CONSTRAINT event_id_pkey PRIMARY KEY (id)
+);
+CREATE INDEX event_happened_at_index ON idempotency.event (happened_at);
+CREATE INDEX event_scope_id_key_index ON idempotency.event (scope_id, key);
+COMMENT ON TABLE idempotency.event IS 'the trail of exceptions: each step into doubt, through it and out of it; never an ordinary completion. Read it through idempotency.events';
+
+CREATE TABLE idempotency.failure_kind (
+    kind    pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    verdict pg_catalog.text NOT NULL,
+    why     pg_catalog.text,
+    CONSTRAINT failure_kind_kind_pkey PRIMARY KEY (kind),
+    CONSTRAINT failure_kind_verdict_check
+        CHECK (verdict OPERATOR(pg_catalog.=) ANY (ARRAY['not_applied', 'unknown', 'rejected']::pg_catalog.text[]))
+);
+COMMENT ON TABLE idempotency.failure_kind IS 'your own kinds of failure and their verdicts, before those that are built in; see idempotency.failure_kinds';
+
 -- The record must survive a dump and restore.
 SELECT pg_catalog.pg_extension_config_dump('idempotency.scope', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.scope_grant', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.args_rule', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.claim', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outcome', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.message', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.event', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.failure_kind', '');
 
 -- Each session keeps scopes in memory; whatever changes these three tables makes them read again.
 CREATE FUNCTION idempotency.scopes_changed() RETURNS pg_catalog.trigger

@@ -19,7 +19,7 @@ CREATE FUNCTION @extschema@.idem_claim(
     OUT finished_at pg_catalog.timestamptz
 ) LANGUAGE c AS 'MODULE_PATHNAME', 'idem_claim';
 COMMENT ON FUNCTION @extschema@.idem_claim(pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.timestamptz) IS
-    'claims a key: decision is execute, reconcile, replay, in_progress, rejected or expired. Test = ''execute''. Without lease the claim lives in this transaction; with lease it may be committed';
+    'claims a key: decision is execute, reconcile, replay, in_progress, queued, rejected, escalated or expired. Test = ''execute''. Without lease the claim lives in this transaction; with lease it may be committed';
 
 CREATE FUNCTION @extschema@.idem_complete(
     key pg_catalog.text,

@@ -9,9 +9,15 @@ CREATE FUNCTION @extschema@.idem_scope_set(
     provider_window pg_catalog.interval DEFAULT NULL,
     wait pg_catalog.interval DEFAULT NULL,
     max_result_bytes pg_catalog.int4 DEFAULT NULL,
-    ignore_args pg_catalog.text[] DEFAULT NULL
+    ignore_args pg_catalog.text[] DEFAULT NULL,
+    max_attempts pg_catalog.int4 DEFAULT NULL,
+    backoff pg_catalog.interval DEFAULT NULL,
+    max_backoff pg_catalog.interval DEFAULT NULL,
+    max_reconciles pg_catalog.int4 DEFAULT NULL,
+    keep_payload pg_catalog.bool DEFAULT NULL,
+    reconciler pg_catalog.text DEFAULT NULL
 ) RETURNS pg_catalog.void LANGUAGE c AS 'MODULE_PATHNAME', 'idem_scope_set';
-COMMENT ON FUNCTION @extschema@.idem_scope_set(pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.interval, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.int4, pg_catalog.text[]) IS
+COMMENT ON FUNCTION @extschema@.idem_scope_set(pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.interval, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.int4, pg_catalog.text[], pg_catalog.int4, pg_catalog.interval, pg_catalog.interval, pg_catalog.int4, pg_catalog.bool, pg_catalog.text) IS
     'creates a scope or changes its policies; NULL keeps what it was. Creating needs CREATE on schema idempotency, changing is for the owner';
 
 CREATE FUNCTION @extschema@.idem_scope_reset(scope pg_catalog.text, policy pg_catalog.text)

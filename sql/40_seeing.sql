@@ -14,15 +14,18 @@ CREATE VIEW idempotency.scopes WITH (security_barrier) AS
     SELECT s.name AS scope, s.owner,
            s.dedup_window, s.keep_forever, s.max_lease, s.effect_kind, s.provider_window, s.wait, s.max_result_bytes,
            r.ignore_args,
+           s.max_attempts, s.backoff, s.max_backoff, s.max_reconciles, s.keep_payload, s.reconciler,
            ARRAY(SELECT g.role FROM idempotency.scope_grant AS g
                   WHERE g.scope_id OPERATOR(pg_catalog.=) s.id
                   ORDER BY g.role::pg_catalog.oid) AS granted_to,
            s.created_at
       FROM (SELECT i.id, i.name, i.owner, i.dedup_window, i.keep_forever, i.max_lease, i.effect_kind,
-                   i.provider_window, i.wait, i.max_result_bytes, i.args_rule, i.created_at
+                   i.provider_window, i.wait, i.max_result_bytes, i.max_attempts, i.backoff, i.max_backoff,
+                   i.max_reconciles, i.keep_payload, i.reconciler, i.args_rule, i.created_at
               FROM idempotency.scope AS i
             UNION ALL
-            SELECT 0, 'default', c.relowner::pg_catalog.regrole, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL
+            SELECT 0, 'default', c.relowner::pg_catalog.regrole, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL
               FROM pg_catalog.pg_class AS c
              WHERE c.oid OPERATOR(pg_catalog.=) 'idempotency.scope'::pg_catalog.regclass
                AND NOT EXISTS (SELECT FROM idempotency.scope AS d WHERE d.id OPERATOR(pg_catalog.=) 0)) AS s
@@ -34,12 +37,15 @@ COMMENT ON VIEW idempotency.scopes IS 'the scopes that you may use, their polici
 CREATE VIEW idempotency.records WITH (security_barrier) AS
     SELECT COALESCE(s.name, 'default') AS scope, k.key, k.state, k.attempt, k.fence, k.run,
            k.claimed_by, k.application_name, k.claimed_at, k.lease_expires_at, k.finished_at, k.window_ends_at,
-           k.reason, k.result
+           k.reason, k.result, k.payload
       FROM (SELECT c.scope_id, c.key,
-                   CASE WHEN c.state OPERATOR(pg_catalog.=) 'f' THEN 'in_flight' ELSE 'unknown' END AS state,
+                   CASE WHEN c.state OPERATOR(pg_catalog.=) 'f' THEN 'in_flight'
+                        WHEN c.state OPERATOR(pg_catalog.=) 'q' THEN 'queued'
+                        WHEN c.state OPERATOR(pg_catalog.=) 'e' THEN 'escalated' ELSE 'unknown' END AS state,
                    c.attempt, c.fence, c.run, c.claimed_by, c.application_name, c.claimed_at, c.lease_expires_at,
                    NULL::pg_catalog.timestamptz AS finished_at, NULL::pg_catalog.timestamptz AS window_ends_at,
-                   c.reason, NULL::pg_catalog.jsonb AS result
+                   c.reason, NULL::pg_catalog.jsonb AS result,
+                   NULL::pg_catalog.jsonb AS payload
               FROM idempotency.claim AS c
             UNION ALL
             SELECT o.scope_id, o.key,
@@ -47,7 +53,7 @@ CREATE VIEW idempotency.records WITH (security_barrier) AS
                         WHEN o.state OPERATOR(pg_catalog.=) 'r' THEN 'rejected' ELSE 'not_applied' END,
                    o.attempt, o.fence, o.run, o.claimed_by, NULL, o.claimed_at, NULL,
                    o.finished_at, idempotency.window_ends_at(o.scope_id, o.finished_at),
-                   o.reason, o.result
+                   o.reason, o.result, o.payload
               FROM idempotency.outcome AS o) AS k
       LEFT JOIN idempotency.scope AS s ON s.id OPERATOR(pg_catalog.=) k.scope_id
      WHERE idempotency.scope_usable(k.scope_id);
@@ -72,7 +78,7 @@ CREATE FUNCTION @extschema@.idem_peek(
     OUT window_ends_at pg_catalog.timestamptz
 ) LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'idem_peek';
 COMMENT ON FUNCTION @extschema@.idem_peek(pg_catalog.text, pg_catalog.text) IS
-    'the committed state of one key: absent, in_flight, unknown, completed, rejected or not_applied. Reads only, claims nothing';
+    'the committed state of one key: absent, queued, in_flight, unknown, escalated, completed, rejected or not_applied. Reads only, claims nothing';
 
 CREATE FUNCTION @extschema@.idem_find(
     key pg_catalog.text,

@@ -41,7 +41,9 @@ CREATE FUNCTION @extschema@.idem_status(
     OUT last_error pg_catalog.text,
     OUT open_keys pg_catalog.int8,
     OUT leases_overdue pg_catalog.int8,
-    OUT unknown_keys pg_catalog.int8
+    OUT unknown_keys pg_catalog.int8,
+    OUT escalated_keys pg_catalog.int8,
+    OUT queued_messages pg_catalog.int8
 ) LANGUAGE c AS 'MODULE_PATHNAME', 'idem_status';
 COMMENT ON FUNCTION @extschema@.idem_status() IS
     'one row: version, whether the library is preloaded, what the worker does, its last sweep of this database, and what is open; for members of pg_monitor';

@@ -42,6 +42,10 @@ pub enum Error {
     SameTransaction(Place),
     /// `idem_once` and `idem_call`: an earlier attempt may have happened.
     OutcomeUnknown(Place),
+    /// `idem_once` and `idem_call`: a human has to decide.
+    Escalated(Place),
+    /// Somebody else holds a lease on what an operator would decide.
+    HeldByLease(Place),
     /// `idem_once` and `idem_call`: finished with a final failure.
     FinalFailure(Place),
     /// A NULL where a value is needed.
@@ -54,6 +58,10 @@ pub enum Error {
     NotOwner { scope: String },
     /// May not finish what another role claimed.
     NotClaimant(Place),
+    /// May not decide for a key without its fence.
+    NotOperator(Place),
+    /// The scope names no reconciler.
+    NoReconciler { scope: String },
     /// May not create scopes.
     MayNotCreate { role: String },
     /// A function that may not be executed or does not fit.
@@ -113,12 +121,12 @@ impl Error {
     pub fn sqlstate(&self) -> SqlState {
         match self {
             Error::KeyReused(_) => b"ID001",
-            Error::InProgress { .. } => b"ID002",
+            Error::InProgress { .. } | Error::HeldByLease(_) => b"ID002",
             Error::FenceLost(_) => b"ID003",
             Error::NoOpenClaim { .. } | Error::LeftOpen { .. } | Error::SameTransaction(_) => {
                 b"ID004"
             }
-            Error::OutcomeUnknown(_) => b"ID005",
+            Error::OutcomeUnknown(_) | Error::Escalated(_) => b"ID005",
             Error::FinalFailure(_) => b"ID006",
             Error::NullArgument(_) => b"22004",
             Error::BadValue { .. } => b"22023",
@@ -127,11 +135,13 @@ impl Error {
             | Error::NoSuchScope { .. }
             | Error::NotOwner { .. }
             | Error::NotClaimant(_)
+            | Error::NotOperator(_)
             | Error::MayNotCreate { .. } => b"42501",
             Error::Function { sqlstate, .. } => sqlstate,
             Error::Serialization { .. } => b"40001",
             Error::TooLarge { .. } => b"54000",
             Error::NotInstalled
+            | Error::NoReconciler { .. }
             | Error::TableChanged { .. }
             | Error::IndexMissing { .. }
             | Error::WriteSuppressed { .. } => b"55000",
@@ -153,7 +163,9 @@ impl Error {
             Error::KeyReused(place) => {
                 format!("{} was used with different arguments", named(place))
             }
-            Error::InProgress { place, .. } => format!("{} is in progress", named(place)),
+            Error::InProgress { place, .. } | Error::HeldByLease(place) => {
+                format!("{} is in progress", named(place))
+            }
             Error::FenceLost(place) => format!("the fence of {} is not the newest", named(place)),
             Error::NoOpenClaim { place, .. } => format!(
                 "{} has no open claim that this call could finish",
@@ -175,6 +187,7 @@ impl Error {
                 )
             }
             Error::OutcomeUnknown(place) => format!("the outcome of {} is unknown", named(place)),
+            Error::Escalated(place) => format!("{} waits for a human", named(place)),
             Error::FinalFailure(place) => format!("{} was rejected before", named(place)),
             Error::NullArgument(name) => format!("{name} must not be null"),
             Error::BadValue { message, .. }
@@ -189,6 +202,15 @@ impl Error {
             }
             Error::NotOwner { scope } => format!("must be owner of scope {}", quoted(scope)),
             Error::NotClaimant(place) => format!("{} was claimed by another role", named(place)),
+            Error::NotOperator(place) => {
+                format!(
+                    "only an operator decides for {} without its fence",
+                    named(place)
+                )
+            }
+            Error::NoReconciler { scope } => {
+                format!("scope {} has no reconciler", quoted(scope))
+            }
             Error::MayNotCreate { role } => format!("role {} may not create scopes", quoted(role)),
             Error::Serialization {
                 place: Some(place), ..
@@ -248,9 +270,14 @@ impl Error {
             }
             Error::InProgress { here: true, .. } => "It is claimed in this transaction.",
             Error::OutcomeUnknown(_) => "An earlier attempt may have had its effect.",
+            Error::Escalated(_) => {
+                "An earlier attempt may have had its effect, and nobody could read whether it did."
+            }
+            Error::HeldByLease(_) => "Its owner holds a lease that has not ended.",
             Error::NotClaimant(_) => {
                 "A claim is finished by the role that made it, its members, or the scope's owner."
             }
+            Error::NotOperator(_) => "Operators of a scope are its owner and superusers.",
             Error::ScopeInUse { .. } => {
                 "Dropping it would forget them, and their effects could happen again."
             }
@@ -261,6 +288,7 @@ impl Error {
             | Error::NoAccess { .. }
             | Error::NotOwner { .. }
             | Error::MayNotCreate { .. }
+            | Error::NoReconciler { .. }
             | Error::Function { .. }
             | Error::TooLarge { .. }
             | Error::NotInstalled
@@ -301,6 +329,12 @@ impl Error {
             Error::OutcomeUnknown(_) => {
                 "Claim it with idem_claim (decision reconcile), read whether it happened, then idem_complete or idem_fail.".to_owned()
             }
+            Error::Escalated(_) => {
+                "An operator of the scope ends this with idem_resolve; view idempotency.unresolved shows what is known.".to_owned()
+            }
+            Error::HeldByLease(_) => {
+                "Wait for the lease to end, or let its owner finish it with its fence; idem_find tells who it is.".to_owned()
+            }
             Error::FinalFailure(_) => "idem_peek shows the reason; a new operation needs a new key.".to_owned(),
             Error::NullArgument(name) => format!("Give a value for {name}."),
             Error::BadValue { hint, .. } | Error::TooLarge { hint, .. } => hint.clone(),
@@ -311,6 +345,13 @@ impl Error {
             ),
             Error::NotOwner { .. } => "Ask the scope's owner or a superuser.".to_owned(),
             Error::NotClaimant(_) => "Finish it as the role that claimed it, or as the scope's owner.".to_owned(),
+            Error::NotOperator(_) => {
+                "Pass fence => the fence that idem_claim or idem_dispatch returned, or ask the scope's owner.".to_owned()
+            }
+            Error::NoReconciler { scope } => format!(
+                "Name one: SELECT idem_scope_set({}, reconciler => 'schema.function').",
+                literal(scope)
+            ),
             Error::MayNotCreate { role } => {
                 format!("A superuser can run: GRANT CREATE ON SCHEMA idempotency TO {}.", identifier(role))
             }

@@ -8,6 +8,8 @@ static WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static DEFAULT_WINDOW_S: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static MAX_RESULT_BYTES: GucSetting<i32> = GucSetting::<i32>::new(64 * 1_024);
 static MAX_CLAIMS: GucSetting<i32> = GucSetting::<i32>::new(2_000);
+static MAX_PAYLOAD_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1_024 * 1_024);
+static RECONCILE_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static NAPTIME_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static SWEEP_BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static WORKER: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -26,6 +28,16 @@ pub fn default_window() -> Span {
 /// The largest result of scopes that set none.
 pub fn max_result_bytes() -> usize {
     usize::try_from(MAX_RESULT_BYTES.get()).unwrap_or(0)
+}
+
+/// The largest payload of a message.
+pub fn max_payload_bytes() -> usize {
+    usize::try_from(MAX_PAYLOAD_BYTES.get()).unwrap_or(0)
+}
+
+/// How long a scope's reconciler may run.
+pub fn reconcile_timeout_ms() -> i32 {
+    RECONCILE_TIMEOUT_MS.get()
 }
 
 /// Keys whose lock one transaction may keep.
@@ -95,6 +107,26 @@ pub fn init() {
         i32::MAX,
         GucContext::Suset,
         GucFlags::UNIT_BYTE,
+    );
+    GucRegistry::define_int_guc(
+        c"idempotency.max_payload_bytes",
+        c"Largest payload of a message in the outbox.",
+        c"Larger ones are refused with 54000.",
+        &MAX_PAYLOAD_BYTES,
+        0,
+        256 * 1_024 * 1_024,
+        GucContext::Suset,
+        GucFlags::UNIT_BYTE,
+    );
+    GucRegistry::define_int_guc(
+        c"idempotency.reconcile_timeout",
+        c"How long a scope's reconciler may run.",
+        c"After that it counts as a read without an answer.",
+        &RECONCILE_TIMEOUT_MS,
+        1,
+        60_000,
+        GucContext::Suset,
+        GucFlags::UNIT_MS,
     );
     GucRegistry::define_int_guc(
         c"idempotency.max_claims_per_transaction",

@@ -29,6 +29,17 @@ mod worker;
     name = "upkeep",
     requires = ["seeing"]
 );
+::pgrx::extension_sql_file!("../sql/60_doubt.sql", name = "doubt", requires = ["upkeep"]);
+::pgrx::extension_sql_file!(
+    "../sql/70_failure_kinds.sql",
+    name = "failure_kinds",
+    requires = ["doubt"]
+);
+::pgrx::extension_sql_file!(
+    "../sql/80_outbox.sql",
+    name = "outbox",
+    requires = ["failure_kinds"]
+);
 
 /// Called once when the library is loaded: by the postmaster where it is preloaded, else by the first session
 /// that calls one of its functions.

@@ -7,10 +7,11 @@ use crate::error::Error;
 use crate::guc;
 use crate::pg::{identity, invalidation};
 use crate::store::scope::{self, ScopeRow, StoredScope, Which};
+use idempotency_core::backoff;
 use idempotency_core::decide::{EffectKind, Policy};
 use idempotency_core::ignore::Ignore;
 use idempotency_core::key::ScopeName;
-use idempotency_core::time::Span;
+use idempotency_core::time::{Instant, Span};
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,6 +22,13 @@ const HOUR_US: i64 = 3_600_000_000;
 const MAX_LEASE_US: i64 = HOUR_US;
 /// How long the other system remembers a key where the scope sets nothing.
 const PROVIDER_WINDOW_US: i64 = 24 * HOUR_US;
+/// Deliveries of a message before a human is asked, where the scope sets nothing.
+const MAX_ATTEMPTS: i32 = 20;
+/// Reads in vain before a human is asked, where the scope sets nothing.
+const MAX_RECONCILES: i32 = 5;
+/// First and longest back-off where the scope sets nothing.
+const BACKOFF_US: i64 = 1_000_000;
+const MAX_BACKOFF_US: i64 = HOUR_US;
 /// Scopes that a session keeps.
 const CACHED_MAX: usize = 1_024;
 
@@ -219,7 +227,35 @@ impl Scope {
             window: self.window(),
             provider_window: self.provider_window(),
             kind: self.effect_kind(),
+            max_attempts: self.row.max_attempts.unwrap_or(MAX_ATTEMPTS),
+            max_reconciles: self.row.max_reconciles.unwrap_or(MAX_RECONCILES),
         }
+    }
+
+    /// When the key of this fence is tried again, after this many tries.
+    pub fn retry_at(&self, digest: &[u8; 16], fence: i64, tries: i32, now: Instant) -> Instant {
+        let first = span_or(self.row.backoff_us, BACKOFF_US);
+        let most = span_or(self.row.max_backoff_us, MAX_BACKOFF_US);
+        let [a, b, c, d, e, f, g, h, ..] = *digest;
+        let salt = u64::from_be_bytes([a, b, c, d, e, f, g, h]) ^ fence.unsigned_abs();
+        Instant(
+            now.0
+                .saturating_add(backoff::wait_us(first, most, tries, salt)),
+        )
+    }
+
+    /// Whether payloads of finished messages are kept with their outcomes.
+    pub fn keeps_payload(&self) -> bool {
+        self.row.keep_payload
+    }
+
+    /// The function that reads whether a key in doubt was applied, as its owner named it.
+    pub fn reconciler(&self) -> Option<&str> {
+        self.row.reconciler.as_deref()
+    }
+
+    pub fn owner(&self) -> Oid {
+        self.row.owner
     }
 
     /// Version of the rule for new hashes.

@@ -25,7 +25,7 @@ fn claim(call: &Call) -> Result<Reply, Error> {
         issued_at: call.timestamp(6).map(finite).transpose()?,
         ..arguments::leased_terms(call, &key.scope)?
     };
-    let answer = claim::claim(&key, Args(call.jsonb(1)), &terms)?;
+    let answer = claim::claim(&key, Args::Given(call.jsonb(1)), &terms)?;
     Ok(Reply::Row(columns(answer)))
 }
 
@@ -56,14 +56,11 @@ pub fn columns(answer: Answer) -> Vec<Value> {
 fn complete(call: &Call) -> Result<Reply, Error> {
     server::require_writable(c"idem_complete()")?;
     let key = arguments::scoped_key(call, 0, 2)?;
-    let stored = finish::finish(
-        &key,
-        call.int8(3),
-        Ending::Completed {
-            result: call.jsonb(1),
-        },
-    )?;
-    Ok(Reply::One(stored.into()))
+    let ending = Ending::Completed {
+        result: call.jsonb(1),
+    };
+    let finished = finish::finish(&key, call.int8(3), ending.into())?;
+    Ok(Reply::One(finished.result.into()))
 }
 
 fn fail(call: &Call) -> Result<Reply, Error> {
@@ -91,14 +88,14 @@ fn fail(call: &Call) -> Result<Reply, Error> {
             ));
         }
     };
-    finish::finish(&key, call.int8(5), ending)?;
+    finish::finish(&key, call.int8(5), ending.into())?;
     Ok(Reply::Void)
 }
 
 fn release(call: &Call) -> Result<Reply, Error> {
     server::require_writable(c"idem_release()")?;
     let key = arguments::scoped_key(call, 0, 1)?;
-    finish::finish(&key, call.int8(2), Ending::Released)?;
+    finish::finish(&key, call.int8(2), Ending::Released.into())?;
     Ok(Reply::Void)
 }
 

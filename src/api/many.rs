@@ -23,8 +23,12 @@ fn claim_many(call: &Call) -> Result<Reply, Error> {
     let scope_name = policy::checked_name(call.text(2))?;
     let keys = batch_keys(call, &scope_name)?;
     let args = match call.jsonb_array(1, "args")? {
-        None => vec![Args(None); keys.len()],
-        Some(args) => same_length(args.into_iter().map(Args).collect(), keys.len(), "args")?,
+        None => vec![Args::Given(None); keys.len()],
+        Some(args) => same_length(
+            args.into_iter().map(Args::Given).collect(),
+            keys.len(),
+            "args",
+        )?,
     };
     let terms = arguments::leased_terms(call, &scope_name)?;
     let answers = claim::claim_many(&keys, &args, &terms)?;
@@ -57,14 +61,15 @@ fn complete_many(call: &Call) -> Result<Reply, Error> {
     order.sort_by_key(|at| keys[*at].digest);
     let mut rows: Vec<Vec<Value>> = vec![Vec::new(); keys.len()];
     for at in order {
-        let stored = finish::finish(
-            &keys[at],
-            fences[at],
-            Ending::Completed {
-                result: results[at],
-            },
-        )?;
-        rows[at] = vec![ordinal(at), keys[at].key.as_str().into(), stored.into()];
+        let ending = Ending::Completed {
+            result: results[at],
+        };
+        let finished = finish::finish(&keys[at], fences[at], ending.into())?;
+        rows[at] = vec![
+            ordinal(at),
+            keys[at].key.as_str().into(),
+            finished.result.into(),
+        ];
     }
     Ok(Reply::Rows(rows))
 }

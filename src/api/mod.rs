@@ -2,9 +2,11 @@
 
 mod arguments;
 mod canonical;
+mod doubt;
 mod keys;
 mod look;
 mod many;
 mod once;
+mod outbox;
 mod scopes;
 mod upkeep;

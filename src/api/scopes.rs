@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::pg::call::{Call, IntervalArgument, Reply};
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::value::Value;
-use crate::pg::{identity, invalidation, server, trigger};
+use crate::pg::{identity, invalidation, reader, server, trigger};
 use crate::policy::{self, Scope};
 use crate::sql_function;
 use crate::store::scope::{self, DEFAULT_NAME, Setting, SettingValue};
@@ -30,10 +30,12 @@ sql_function!(
 
 /// Longest window, lease and wait that a scope takes: a hundred years of twelve 30-day months.
 const SPAN_US_MAX: i64 = 100 * 12 * 30 * 86_400_000_000;
+/// Largest max_attempts and max_reconciles.
+const TIMES_MAX: i32 = 1_000_000;
 const RESULT_BYTES_MAX: i32 = 256 * 1_024 * 1_024;
 
 /// The policies by name, as `idem_scope_reset` takes them.
-const POLICIES: [(&str, Setting); 8] = [
+const POLICIES: [(&str, Setting); 14] = [
     ("dedup_window", Setting::DedupWindow),
     ("keep_forever", Setting::KeepForever),
     ("max_lease", Setting::MaxLease),
@@ -42,6 +44,12 @@ const POLICIES: [(&str, Setting); 8] = [
     ("wait", Setting::Wait),
     ("max_result_bytes", Setting::MaxResultBytes),
     ("ignore_args", Setting::ArgsRule),
+    ("max_attempts", Setting::MaxAttempts),
+    ("backoff", Setting::Backoff),
+    ("max_backoff", Setting::MaxBackoff),
+    ("max_reconciles", Setting::MaxReconciles),
+    ("keep_payload", Setting::KeepPayload),
+    ("reconciler", Setting::Reconciler),
 ];
 
 fn set(call: &Call) -> Result<Reply, Error> {
@@ -58,6 +66,8 @@ fn set(call: &Call) -> Result<Reply, Error> {
     interval(3, "max_lease", Setting::MaxLease, Zero::Refused)?;
     interval(5, "provider_window", Setting::ProviderWindow, Zero::Refused)?;
     interval(6, "wait", Setting::Wait, Zero::Allowed)?;
+    interval(10, "backoff", Setting::Backoff, Zero::Refused)?;
+    interval(11, "max_backoff", Setting::MaxBackoff, Zero::Refused)?;
     if let Some(keep) = call.bool(2) {
         changes.push((Setting::KeepForever, SettingValue::Bool(keep)));
     }
@@ -82,6 +92,23 @@ fn set(call: &Call) -> Result<Reply, Error> {
         }
         changes.push((Setting::MaxResultBytes, SettingValue::Int4(bytes)));
     }
+    for (index, name, setting) in [
+        (9, "max_attempts", Setting::MaxAttempts),
+        (12, "max_reconciles", Setting::MaxReconciles),
+    ] {
+        if let Some(times) = call.int4(index) {
+            if !(1..=TIMES_MAX).contains(&times) {
+                return Err(Error::bad_value(
+                    format!("{name} must be between 1 and {TIMES_MAX}"),
+                    "After so many times a human is asked: the key is escalated.",
+                ));
+            }
+            changes.push((setting, SettingValue::Int4(times)));
+        }
+    }
+    if let Some(keep) = call.bool(13) {
+        changes.push((Setting::KeepPayload, SettingValue::Bool(keep)));
+    }
     let pointers = call
         .text_array(8, "ignore_args")?
         .map(checked_pointers)
@@ -99,6 +126,10 @@ fn set(call: &Call) -> Result<Reply, Error> {
     if let Some(pointers) = pointers {
         let version = scope::add_rule(scope.id(), &pointers)?;
         changes.push((Setting::ArgsRule, SettingValue::Int4(version)));
+    }
+    if let Some(name) = call.text(14) {
+        let kept = reader::checked_name(&name, scope.owner())?;
+        changes.push((Setting::Reconciler, SettingValue::Text(kept)));
     }
     for (setting, value) in changes {
         scope::set(scope.id(), setting, value)?;
@@ -160,7 +191,13 @@ fn reset(call: &Call) -> Result<Reply, Error> {
         | Setting::EffectKind
         | Setting::ProviderWindow
         | Setting::Wait
-        | Setting::MaxResultBytes => SettingValue::Default,
+        | Setting::MaxResultBytes
+        | Setting::MaxAttempts
+        | Setting::Backoff
+        | Setting::MaxBackoff
+        | Setting::MaxReconciles
+        | Setting::KeepPayload
+        | Setting::Reconciler => SettingValue::Default,
     };
     scope::set(scope.id(), *setting, value)?;
     Ok(Reply::Void)

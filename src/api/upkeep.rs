@@ -61,6 +61,8 @@ fn status(_call: &Call) -> Result<Reply, Error> {
         count(open.open).into(),
         count(open.overdue).into(),
         count(open.unknown).into(),
+        count(open.escalated).into(),
+        count(open.queued).into(),
     ]))
 }
 

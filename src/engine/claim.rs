@@ -7,6 +7,7 @@
 use crate::engine::key::{Args, ScopedKey};
 use crate::engine::open_claims;
 use crate::engine::record::{self, Record};
+use crate::engine::trail;
 use crate::engine::wait::{self, Patience};
 use crate::error::Error;
 use crate::pg::jsonb::Jsonb;
@@ -15,7 +16,7 @@ use crate::pg::table::{Mode, Snapshot};
 use crate::pg::{identity, server};
 use crate::policy::{self, Scope};
 use crate::store::claim::OpenRow;
-use crate::store::{KeyTables, outcome};
+use crate::store::{KeyTables, message, outcome};
 use idempotency_core::decide::{
     self, Decision, EffectKind, FinishedKey, FinishedState, Found, OpenKey, OpenState, Ownership,
     Prior,
@@ -44,6 +45,8 @@ pub enum Word {
     Rejected,
     Expired,
     Mismatch,
+    Queued,
+    Escalated,
 }
 
 impl Word {
@@ -56,6 +59,8 @@ impl Word {
             Word::Rejected => "rejected",
             Word::Expired => "expired",
             Word::Mismatch => "mismatch",
+            Word::Queued => "queued",
+            Word::Escalated => "escalated",
         }
     }
 }
@@ -74,7 +79,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn bare(word: Word) -> Answer {
+    pub fn bare(word: Word) -> Answer {
         Answer {
             word,
             fence: None,
@@ -89,17 +94,17 @@ impl Answer {
 }
 
 /// Where this same transaction holds the key: its caller must not poll for itself.
-const HELD_HERE: &str = "claimed in this transaction";
+pub const HELD_HERE: &str = "claimed in this transaction";
 
 /// One step of a claim.
-enum Step {
+pub enum Step {
     Answer(Answer),
     /// The arguments differ from those on record.
     Mismatch,
     /// Another transaction holds the key; what to say once the time is over.
     Held(Answer),
-    /// A lease holds the key until then.
-    Leased(Instant),
+    /// A lease holds the key until then, or a message waits for its dispatcher; what to say once the time is over.
+    Leased(Instant, Answer),
 }
 
 /// Claims one key.
@@ -133,9 +138,8 @@ pub fn claim_many(keys: &[ScopedKey], args: &[Args], terms: &Terms) -> Result<Ve
             }
         };
         let answer = match step {
-            Step::Answer(answer) | Step::Held(answer) => answer,
+            Step::Answer(answer) | Step::Held(answer) | Step::Leased(_, answer) => answer,
             Step::Mismatch => Answer::bare(Word::Mismatch),
-            Step::Leased(until) => in_progress_until(until),
         };
         answers.push(answer);
     }
@@ -143,7 +147,7 @@ pub fn claim_many(keys: &[ScopedKey], args: &[Args], terms: &Terms) -> Result<Ve
 }
 
 /// Opens the tables and finds the scope, in this order: the tables' locks hold off a concurrent drop.
-fn enter(key: &ScopedKey) -> Result<(Rc<Scope>, KeyTables), Error> {
+pub fn enter(key: &ScopedKey) -> Result<(Rc<Scope>, KeyTables), Error> {
     let tables = KeyTables::open(Mode::Write)?;
     Ok((policy::usable(&key.scope)?, tables))
 }
@@ -245,7 +249,7 @@ fn claim_waiting(
                 lock = patience.lock(&key.digest);
                 time_is_over = lock.is_none();
             }
-            Step::Leased(until) => {
+            Step::Leased(until, _) => {
                 patience.sleep(&key.digest, until, rounds);
                 rounds = rounds.saturating_add(1);
             }
@@ -268,7 +272,7 @@ fn in_progress_until(at: Instant) -> Answer {
 }
 
 /// Another transaction holds the key. A finished key within its window is answered; for all else wait.
-fn without_lock(
+pub fn without_lock(
     key: &ScopedKey,
     args: Args,
     scope: &Scope,
@@ -287,6 +291,8 @@ fn without_lock(
             Decision::Execute(_)
             | Decision::Reconcile(_)
             | Decision::InProgress(_)
+            | Decision::Queued
+            | Decision::Escalated
             | Decision::Expired => {
                 return Ok(Step::Held(held));
             }
@@ -363,9 +369,14 @@ fn with_lock(
             })
         }
         Decision::InProgress(until) if patience.is_some_and(|patience| patience.for_lease(now)) => {
-            Step::Leased(until)
+            Step::Leased(until, in_progress_until(until))
         }
         Decision::InProgress(until) => Step::Answer(in_progress_until(until)),
+        Decision::Queued if patience.is_some_and(|patience| patience.for_lease(now)) => {
+            Step::Leased(message::NEVER, at_rest(Word::Queued, &record))
+        }
+        Decision::Queued => Step::Answer(at_rest(Word::Queued, &record)),
+        Decision::Escalated => Step::Answer(at_rest(Word::Escalated, &record)),
         Decision::Expired => Step::Answer(Answer::bare(Word::Expired)),
         Decision::Replay | Decision::Rejected => match &record {
             Record::Finished(row) if row.finished.state == FinishedState::Rejected => {
@@ -379,7 +390,7 @@ fn with_lock(
 }
 
 /// The arguments are compared before anything else is said. What is past its window says nothing.
-fn same_args(args: Args, scope: &Scope, record: &Record, now: Instant) -> Result<bool, Error> {
+pub fn same_args(args: Args, scope: &Scope, record: &Record, now: Instant) -> Result<bool, Error> {
     if decide::effective(record.found(), &scope.policy(), now) == Found::Absent {
         return Ok(true);
     }
@@ -401,6 +412,11 @@ fn own(
     now: Instant,
 ) -> Result<(), Error> {
     open_claims::require_room_for(&key.digest)?;
+    // A claim that begins anew has nothing to do with the row that it replaces.
+    let before = match record {
+        Record::Open(row) if ownership.prior != Prior::Nothing => Some(row),
+        Record::Open(_) | Record::Absent | Record::Finished(_) => None,
+    };
     let row = OpenRow {
         open: OpenKey {
             state: OpenState::InFlight,
@@ -410,27 +426,42 @@ fn own(
             attempt: ownership.attempt,
             lease_expires_at: terms.lease.map(|lease| now.after(lease)),
             first_claimed_at: ownership.first_claimed_at,
+            message: before.is_some_and(|row| row.open.message),
+            tries: before.map_or(0, |row| row.open.tries),
+            reconciles: ownership.reconciles,
         },
         scope_id: scope.id(),
         key: key.key.clone(),
         // An open key keeps the arguments, and their rule, of its first claim.
-        args: match record {
-            Record::Open(row) if ownership.prior != Prior::Nothing => row.args.clone(),
-            Record::Open(_) | Record::Absent | Record::Finished(_) => args.stored(scope)?,
+        args: match before {
+            Some(row) => row.args.clone(),
+            None => args.stored(scope)?,
         },
-        run: terms.run.clone(),
+        run: terms
+            .run
+            .clone()
+            .or_else(|| before.and_then(|row| row.run.clone())),
         reason: None,
         prior_reason: prior_reason(record, ownership),
         claimed_at: now,
         claimed_by: identity::current_role(),
         claimed_pid: server::backend_pid(),
         application_name: Some(server::application_name()).filter(|name| !name.is_empty()),
+        in_doubt_since: in_doubt_since(before, ownership, now),
+        retry_at: None,
     };
     if terms.lease.is_none() {
         open_claims::add_transactional(key, row, record.stands());
         return Ok(());
     }
     tables.write_open(&key.digest, &row, record.stands())?;
+    if ownership.prior == Prior::Unknown {
+        let names = (
+            trail::open_name(OpenState::Unknown),
+            trail::open_name(OpenState::InFlight),
+        );
+        trail::step(key, &row, names, row.prior_reason.clone(), None)?;
+    }
     match ownership.kind {
         // The effect outlives a crash, so its claim must too, whatever synchronous_commit says.
         EffectKind::External | EffectKind::Keyed => server::force_synchronous_commit(),
@@ -441,11 +472,38 @@ fn own(
 }
 
 /// Why the attempt before this one ended; the same before and after a sweep.
-fn prior_reason(record: &Record, ownership: Ownership) -> Option<String> {
+pub fn prior_reason(record: &Record, ownership: Ownership) -> Option<String> {
     if ownership.prior == Prior::Nothing {
         None
     } else {
         record.last_reason()
+    }
+}
+
+/// Since when the key is in doubt, where this claim is told to reconcile.
+pub fn in_doubt_since(
+    before: Option<&OpenRow>,
+    ownership: Ownership,
+    now: Instant,
+) -> Option<Instant> {
+    if ownership.prior != Prior::Unknown {
+        return None;
+    }
+    before
+        .and_then(|row| row.in_doubt_since.or(row.open.lease_expires_at))
+        .or(Some(now))
+}
+
+/// What to say of a key that waits for a dispatcher or a human.
+fn at_rest(word: Word, record: &Record) -> Answer {
+    let Record::Open(row) = record else {
+        return Answer::bare(word);
+    };
+    Answer {
+        attempt: Some(row.open.attempt),
+        reason: record.last_reason(),
+        claimed_at: Some(row.claimed_at),
+        ..Answer::bare(word)
     }
 }
 
@@ -460,7 +518,7 @@ fn owned(word: Word, terms: &Terms, record: &Record, ownership: Ownership, now: 
     }
 }
 
-fn finished(word: Word, row: &outcome::OutcomeRow) -> Answer {
+pub fn finished(word: Word, row: &outcome::OutcomeRow) -> Answer {
     let FinishedKey {
         fence,
         attempt,

@@ -74,12 +74,16 @@ pub fn checked_run(run: Option<String>) -> Result<Option<String>, Error> {
 
 /// The arguments of a call. SQL NULL and JSON null are different values.
 #[derive(Clone, Copy)]
-pub struct Args(pub Option<Jsonb>);
+pub enum Args {
+    Given(Option<Jsonb>),
+    /// Whatever is on record: for who acts on a key without knowing them.
+    OnRecord,
+}
 
 impl Args {
     /// The hash by the scope's rule of this version.
-    pub fn hash(self, scope: &Scope, rule: i32) -> Result<Option<Vec<u8>>, Error> {
-        let Some(args) = self.0 else { return Ok(None) };
+    fn hash(args: Option<Jsonb>, scope: &Scope, rule: i32) -> Result<Option<Vec<u8>>, Error> {
+        let Some(args) = args else { return Ok(None) };
         let hash = digest::args_hash(&args.document()?, scope.ignore(rule));
         Ok(Some(hash.to_vec()))
     }
@@ -87,12 +91,19 @@ impl Args {
     /// As they are stored: hashed by the scope's newest rule.
     pub fn stored(self, scope: &Scope) -> Result<StoredArgs, Error> {
         let rule = scope.args_rule();
-        let hash = self.hash(scope, rule)?;
+        let given = match self {
+            Args::Given(args) => args,
+            Args::OnRecord => None,
+        };
+        let hash = Args::hash(given, scope, rule)?;
         Ok(StoredArgs { hash, rule })
     }
 
     /// Whether these are the arguments on record, by the rule that made the record.
     pub fn same_as(self, stored: &StoredArgs, scope: &Scope) -> Result<bool, Error> {
-        Ok(self.hash(scope, stored.rule)? == stored.hash)
+        match self {
+            Args::Given(args) => Ok(Args::hash(args, scope, stored.rule)? == stored.hash),
+            Args::OnRecord => Ok(true),
+        }
     }
 }

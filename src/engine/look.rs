@@ -2,6 +2,7 @@
 
 use crate::engine::key::ScopedKey;
 use crate::engine::record::{self, Record};
+use crate::engine::trail::{self, ABSENT};
 use crate::error::Error;
 use crate::pg::identity;
 use crate::pg::jsonb::Jsonb;
@@ -11,7 +12,7 @@ use crate::pg::spi::{self, Kind, Parameter};
 use crate::pg::table::{Mode, Snapshot};
 use crate::policy::{self, Scope};
 use crate::store::{KeyTables, scope};
-use idempotency_core::decide::{FinishedState, OpenState};
+use idempotency_core::decide::OpenState;
 use idempotency_core::time::{Instant, Span};
 use pgrx::pg_sys::Oid;
 
@@ -91,7 +92,7 @@ pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
             .map(|(_, holder)| holder.clone());
         // Of a claim that lives in another transaction only its lock can be seen.
         if view.state == ABSENT && holder.is_some() {
-            view.state = IN_FLIGHT;
+            view.state = trail::open_name(OpenState::InFlight);
         }
         if view.state != ABSENT {
             findings.push(Finding {
@@ -105,9 +106,6 @@ pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-const ABSENT: &str = "absent";
-const IN_FLIGHT: &str = "in_flight";
-
 fn view(record: Record, scope: &Scope) -> View {
     match record {
         Record::Absent => View {
@@ -115,10 +113,7 @@ fn view(record: Record, scope: &Scope) -> View {
             ..View::default()
         },
         Record::Open(row) => View {
-            state: match row.open.state {
-                OpenState::InFlight => IN_FLIGHT,
-                OpenState::Unknown => "unknown",
-            },
+            state: trail::open_name(row.open.state),
             fence: Some(row.open.fence),
             attempt: Some(row.open.attempt),
             reason: row.reason,
@@ -131,11 +126,7 @@ fn view(record: Record, scope: &Scope) -> View {
             ..View::default()
         },
         Record::Finished(row) => View {
-            state: match row.finished.state {
-                FinishedState::Completed => "completed",
-                FinishedState::Rejected => "rejected",
-                FinishedState::NotApplied | FinishedState::LeaseExpired => "not_applied",
-            },
+            state: trail::finished_name(row.finished.state),
             fence: Some(row.finished.fence),
             attempt: Some(row.finished.attempt),
             result: row.result,

@@ -7,12 +7,17 @@
 //! - no borrow of session memory is held while user code may run.
 
 pub mod claim;
+pub mod dispatch;
+pub mod enqueue;
 pub mod finish;
 pub mod key;
 pub mod look;
 pub mod once;
 pub mod open_claims;
+pub mod reconcile;
 pub mod record;
+pub mod settle;
 pub mod standing;
 pub mod sweep;
+pub mod trail;
 pub mod wait;

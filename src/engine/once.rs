@@ -22,13 +22,14 @@ pub fn once(
     args: Option<Jsonb>,
     terms: &Terms,
 ) -> Result<Once, Error> {
-    let answer = claim::claim(key, Args(args), terms)?;
+    let answer = claim::claim(key, Args::Given(args), terms)?;
     match answer.word {
         Word::Execute => {
             let result = effect::run(effect, args)?;
-            let result = finish::finish(key, answer.fence, Ending::Completed { result })?;
+            let ending = Ending::Completed { result };
+            let finished = finish::finish(key, answer.fence, ending.into())?;
             Ok(Once {
-                result,
+                result: finished.result,
                 replayed: false,
             })
         }
@@ -36,11 +37,12 @@ pub fn once(
             result: answer.result,
             replayed: true,
         }),
-        Word::InProgress => Err(Error::InProgress {
+        Word::InProgress | Word::Queued => Err(Error::InProgress {
             place: key.place(),
-            here: answer.reason.is_some(),
+            here: answer.reason.as_deref() == Some(claim::HELD_HERE),
         }),
         Word::Reconcile => Err(Error::OutcomeUnknown(key.place())),
+        Word::Escalated => Err(Error::Escalated(key.place())),
         Word::Rejected => Err(Error::FinalFailure(key.place())),
         Word::Mismatch => Err(Error::KeyReused(key.place())),
         Word::Expired => unreachable!("without issued_at no claim is expired"),

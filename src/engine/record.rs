@@ -51,7 +51,7 @@ impl Record {
             Record::Absent => None,
             Record::Open(row) => match row.open.state {
                 OpenState::InFlight => Some(LEASE_EXPIRED.to_owned()),
-                OpenState::Unknown => row.reason.clone(),
+                OpenState::Unknown | OpenState::Escalated | OpenState::Queued => row.reason.clone(),
             },
             Record::Finished(row) => row.reason.clone(),
         }

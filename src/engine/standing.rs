@@ -30,14 +30,16 @@ pub enum HeldMode {
     Transactional,
     /// Leased: may outlive this transaction.
     Leased,
+    /// Nobody's: an operator decides.
+    Operator,
 }
 
 /// What the look at a key gave.
 pub enum Standing {
     /// The claim is the caller's.
     Held(Held),
-    /// The caller has declared it unknown, and nobody claimed since.
-    DeclaredUnknown(Held),
+    /// The caller has ended it without an outcome (unknown, escalated, or back to the queue), and nobody claimed since.
+    Declared(Held),
     /// This very fence has ended it.
     Ended(OutcomeRow),
 }
@@ -68,7 +70,7 @@ pub fn stand(
         Found::Finished(finished) => finished.fence,
     };
     match (fence, effective) {
-        (None, Found::Open(_)) => Err(needs_fence(key)),
+        (None, Found::Open(open)) => Err(needs_fence(key, open.state)),
         (None, Found::Finished(_) | Found::Absent) => Err(nothing_open(key)),
         (Some(fence), _) if fence != newest => Err(Error::FenceLost(key.place())),
         (Some(_), _) => by_fence(key, scope, record),
@@ -82,7 +84,7 @@ fn by_fence(key: &ScopedKey, scope: &Scope, record: Record) -> Result<Standing, 
         Record::Open(row) => {
             require_claimant(key, scope, row.claimed_by)?;
             let declared =
-                row.open.state == OpenState::Unknown && row.open.lease_expires_at.is_none();
+                row.open.state != OpenState::InFlight && row.open.lease_expires_at.is_none();
             let mode = HeldMode::Leased;
             let held = Held {
                 row,
@@ -90,7 +92,7 @@ fn by_fence(key: &ScopedKey, scope: &Scope, record: Record) -> Result<Standing, 
                 mode,
             };
             Ok(if declared {
-                Standing::DeclaredUnknown(held)
+                Standing::Declared(held)
             } else {
                 Standing::Held(held)
             })
@@ -129,6 +131,9 @@ fn reopened(row: OutcomeRow, role: Oid) -> OpenRow {
             attempt: row.finished.attempt,
             lease_expires_at: Some(row.finished.finished_at),
             first_claimed_at: claimed_at,
+            message: false,
+            tries: 0,
+            reconciles: 0,
         },
         scope_id: row.scope_id,
         key: row.key,
@@ -140,6 +145,8 @@ fn reopened(row: OutcomeRow, role: Oid) -> OpenRow {
         claimed_by: role,
         claimed_pid: server::backend_pid(),
         application_name: None,
+        in_doubt_since: None,
+        retry_at: None,
     }
 }
 
@@ -153,7 +160,8 @@ fn require_claimant(key: &ScopedKey, scope: &Scope, claimed_by: Oid) -> Result<(
     }
 }
 
-fn nothing_open(key: &ScopedKey) -> Error {
+/// There is no claim that could be ended.
+pub fn nothing_open(key: &ScopedKey) -> Error {
     Error::NoOpenClaim {
         place: key.place(),
         detail: "It was not claimed, was given back, or is finished.",
@@ -161,10 +169,15 @@ fn nothing_open(key: &ScopedKey) -> Error {
     }
 }
 
-fn needs_fence(key: &ScopedKey) -> Error {
+fn needs_fence(key: &ScopedKey, state: OpenState) -> Error {
     Error::NoOpenClaim {
         place: key.place(),
-        detail: "It is held under a lease, and no fence was given.",
+        detail: match state {
+            OpenState::InFlight => "It is held under a lease, and no fence was given.",
+            OpenState::Unknown => "Its outcome is unknown, and no fence was given.",
+            OpenState::Escalated => "It waits for a human, and no fence was given.",
+            OpenState::Queued => "It waits for a dispatcher, and no fence was given.",
+        },
         hint: "Pass fence => the fence that idem_claim returned.",
     }
 }

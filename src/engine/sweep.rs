@@ -3,17 +3,21 @@
 //! A sweep never changes an answer. It only tries each key's lock, and looks and decides again under it: its
 //! list of candidates is stale by then. Locked keys are skipped; cursors move on past them.
 
+use crate::engine::key::ScopedKey;
 use crate::engine::open_claims;
+use crate::engine::settle::{Grounds, Site};
+use crate::engine::trail;
 use crate::error::Error;
 use crate::guc;
 use crate::pg::lock::KeyLock;
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::{server, xact};
 use crate::policy::{self, Scope};
-use crate::store::claim::OpenRow;
 use crate::store::outcome::{CURSOR_START, Cursor, OutcomeRow};
 use crate::store::{KeyTables, Stands, claim, outcome, scope};
-use idempotency_core::decide::{self, FinishedKey, FinishedState, OpenKey, OpenState, Sweep};
+use idempotency_core::decide::{
+    self, FinishedKey, FinishedState, OpenKey, OpenState, Prior, Sweep,
+};
 use idempotency_core::time::Instant;
 use std::cell::RefCell;
 
@@ -173,21 +177,47 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
     let Some(row) = claim::find(&tables.claim, digest, Snapshot::Now) else {
         return Ok(false);
     };
-    match decide::sweep(&row.open, now) {
-        Sweep::Keep => Ok(false),
-        Sweep::Unknown(lease_expires_at) => {
-            let open = OpenKey {
-                state: OpenState::Unknown,
-                lease_expires_at,
-                ..row.open
+    // A scope is dropped only when it holds no keys.
+    let Some(scope) = policy::by_id(row.scope_id)? else {
+        return Ok(false);
+    };
+    let key = ScopedKey {
+        scope: scope.name().to_owned(),
+        key: row.key.clone(),
+        digest: *digest,
+    };
+    let site = Site {
+        key: &key,
+        scope: &scope,
+        tables,
+        now,
+    };
+    let grounds = Grounds {
+        reason: Some(LEASE_EXPIRED.to_owned()),
+        evidence: None,
+    };
+    let in_flight = trail::open_name(OpenState::InFlight);
+    let open = |state, reconciles| OpenKey {
+        state,
+        reconciles,
+        ..row.open
+    };
+    match decide::sweep(&row.open, &scope.policy(), now) {
+        Sweep::Keep => return Ok(false),
+        Sweep::Unknown { reconciles } => {
+            let open = open(OpenState::Unknown, reconciles);
+            site.leave_open(in_flight, &row, Stands::InClaim, open, grounds)?;
+        }
+        Sweep::Escalated { reconciles } => {
+            let open = open(OpenState::Escalated, reconciles);
+            site.leave_open(in_flight, &row, Stands::InClaim, open, grounds)?;
+        }
+        Sweep::Requeued => {
+            let queued = OpenKey {
+                prior: Prior::NotApplied,
+                ..open(OpenState::Queued, row.open.reconciles)
             };
-            let unknown = OpenRow {
-                open,
-                reason: Some(LEASE_EXPIRED.to_owned()),
-                ..row
-            };
-            tables.write_open(digest, &unknown, Stands::InClaim)?;
-            Ok(true)
+            site.leave_open(in_flight, &row, Stands::InClaim, queued, grounds)?;
         }
         Sweep::LeaseExpired => {
             let finished = FinishedKey {
@@ -199,19 +229,20 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
             let expired = OutcomeRow {
                 finished,
                 scope_id: row.scope_id,
-                key: row.key,
-                args: row.args,
+                key: row.key.clone(),
+                args: row.args.clone(),
                 result: None,
-                reason: Some(LEASE_EXPIRED.to_owned()),
-                run: row.run,
+                reason: grounds.reason,
+                run: row.run.clone(),
                 claimed_at: Some(row.claimed_at),
                 claimed_by: Some(row.claimed_by),
-                prior_reason: row.prior_reason,
+                prior_reason: row.prior_reason.clone(),
+                payload: None,
             };
-            tables.write_finished(digest, &expired, Stands::InClaim)?;
-            Ok(true)
+            site.finish(&row, Stands::InClaim, expired, None)?;
         }
     }
+    Ok(true)
 }
 
 fn prune(

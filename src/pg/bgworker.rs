@@ -128,8 +128,28 @@ pub fn set_option(name: &CStr, value: &CStr) {
     }
 }
 
+/// Sets a setting to the end of the current nest level of settings.
+///
+/// # Safety
+/// A nest level of the caller's must be open.
+pub unsafe fn set_local_option(name: &CStr, value: &CStr) {
+    // SAFETY: C strings; promised by the caller.
+    unsafe {
+        pg_sys::set_config_option(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_SAVE,
+            true,
+            0,
+            false,
+        );
+    }
+}
+
 /// Longest transaction of a worker: a DROP DATABASE waits 5 s for it.
-const TRANSACTION_MS_MAX: std::ffi::c_int = 3_000;
+pub const TRANSACTION_MS_MAX: std::ffi::c_int = 3_000;
 
 /// Runs `body` in a transaction of its own with a snapshot, and says in pg_stat_activity what it does. An error
 /// of any kind aborts the transaction, goes to the log and comes back as its message.

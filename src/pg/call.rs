@@ -23,6 +23,13 @@ pub enum Reply {
     Rows(Vec<Vec<Value>>),
 }
 
+/// What a caller shows for its verdict.
+pub struct Evidence {
+    pub json: Jsonb,
+    /// Where it was given as text.
+    pub text: Option<String>,
+}
+
 /// An interval argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IntervalArgument {
@@ -72,6 +79,37 @@ impl Call {
         // SAFETY: an argument lives to the end of the call.
         self.datum(index)
             .map(|datum| unsafe { Jsonb::from_datum(datum) })
+    }
+
+    /// An argument of any type: jsonb and json as they are, all else as the string of its text.
+    pub fn evidence(&self, index: usize) -> Option<Evidence> {
+        let datum = self.datum(index)?;
+        let number = i32::try_from(index).unwrap_or(0);
+        // SAFETY: the call's own argument, put out by the function of its own type.
+        unsafe {
+            let type_oid = pg_sys::get_fn_expr_argtype((*self.fcinfo).flinfo, number);
+            if type_oid == pg_sys::JSONBOID {
+                return Some(Evidence {
+                    text: None,
+                    json: Jsonb::from_datum(datum),
+                });
+            }
+            let mut output = pg_sys::InvalidOid;
+            let mut is_varlena = false;
+            pg_sys::getTypeOutputInfo(type_oid, &raw mut output, &raw mut is_varlena);
+            let text = super::text::from_c(pg_sys::OidOutputFunctionCall(output, datum));
+            Some(if type_oid == pg_sys::JSONOID {
+                Evidence {
+                    json: Jsonb::parse(&text),
+                    text: None,
+                }
+            } else {
+                Evidence {
+                    json: Jsonb::of_text(&text),
+                    text: Some(text),
+                }
+            })
+        }
     }
 
     pub fn int8(&self, index: usize) -> Option<i64> {

@@ -32,6 +32,31 @@ impl Jsonb {
         Jsonb(unsafe { pg_sys::pg_detoast_datum_copy(datum.cast_mut_ptr()) })
     }
 
+    /// The object of one member with a text, in the current memory context.
+    pub fn of_member(name: &str, value: &str) -> Jsonb {
+        Jsonb::parse(&serde_json::json!({ name: value }).to_string())
+    }
+
+    /// The string of this text, in the current memory context.
+    pub fn of_text(value: &str) -> Jsonb {
+        Jsonb::parse(&serde_json::Value::from(value).to_string())
+    }
+
+    /// JSON text as jsonb; raises where it is none.
+    pub fn parse(json: &str) -> Jsonb {
+        // SAFETY: jsonb_in takes a C string and allocates in the current context.
+        unsafe {
+            let text = pg_sys::Datum::from(text::to_c(json));
+            let parsed = pg_sys::OidInputFunctionCall(
+                pg_sys::Oid::from(pg_sys::F_JSONB_IN),
+                text.cast_mut_ptr(),
+                pg_sys::InvalidOid,
+                -1,
+            );
+            Jsonb(parsed.cast_mut_ptr())
+        }
+    }
+
     pub fn datum(self) -> pg_sys::Datum {
         pg_sys::Datum::from(self.0)
     }

@@ -14,6 +14,15 @@ use pgrx::pg_sys::LockAcquireResult;
 /// Fourth field of our tags; pg_advisory_lock uses 1 and 2.
 pub const TAG_FIELD4: u16 = 0x1DE3;
 
+/// The same of an ordering key.
+const TAG_FIELD4_ORDER: u16 = 0x1DE4;
+
+/// Waits for whoever enqueues under the ordering key of this digest, and holds it to the end of the transaction: the
+/// order of messages is that of commits.
+pub fn hold_order(digest: &[u8; 16]) {
+    acquire(&tag_of(digest, TAG_FIELD4_ORDER), false);
+}
+
 /// The lock of a key, held. It stays to the end of the (sub)transaction unless `release` is called.
 #[must_use]
 pub struct KeyLock(pg_sys::LOCKTAG);
@@ -107,13 +116,17 @@ pub fn tag_fields(digest: &[u8; 16]) -> (u32, u32) {
 }
 
 fn tag(digest: &[u8; 16]) -> pg_sys::LOCKTAG {
+    tag_of(digest, TAG_FIELD4)
+}
+
+fn tag_of(digest: &[u8; 16], field4: u16) -> pg_sys::LOCKTAG {
     let (high, low) = tag_fields(digest);
     pg_sys::LOCKTAG {
         // SAFETY: a backend variable, set before any SQL runs.
         locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
         locktag_field2: high,
         locktag_field3: low,
-        locktag_field4: TAG_FIELD4,
+        locktag_field4: field4,
         locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
         locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
     }

@@ -93,6 +93,11 @@ impl ResultRow {
             .map(|datum| pg_sys::Oid::from(datum.value() as u32))
     }
 
+    pub fn jsonb(&self, column: i32) -> Option<Jsonb> {
+        // SAFETY: the statement's text gives this column as jsonb; SPI is connected while rows are read.
+        self.datum(column).map(|datum| unsafe { outlive(datum) })
+    }
+
     pub fn instant(&self, column: i32) -> Option<Instant> {
         self.int8(column).map(Instant)
     }

@@ -9,7 +9,6 @@ use super::raise;
 pub use super::row::Row;
 use super::value::Value;
 use crate::error::Error;
-use idempotency_core::time::Instant;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::ffi::CStr;
@@ -103,14 +102,29 @@ pub enum Access<'a> {
     PrimaryKey(&'a [(usize, Value)]),
     /// The primary key of one uuid column in order, from after this value.
     AfterPrimaryKey(usize, [u8; 16]),
-    /// In the order of the index of this name: first column equal, second at least.
+    /// In the order of the index of this name, where its leading columns meet the conditions.
     Ordered {
         index: &'static CStr,
-        equal: (usize, i32),
-        at_least: (usize, Instant),
+        conditions: &'a [(usize, Compare, Value)],
+        direction: Direction,
     },
     /// All rows.
     Sequential,
+}
+
+/// How a column is compared with a value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Compare {
+    Equal,
+    AtLeast,
+    Greater,
+}
+
+/// Which way an index is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    Forward,
+    Backward,
 }
 
 /// An open table. Without `keep` its lock is released when it is closed.
@@ -221,9 +235,20 @@ impl Table {
                     key_count,
                     keys.as_mut_ptr(),
                 );
-                let forward = pg_sys::ScanDirection::ForwardScanDirection;
+                let backward = matches!(
+                    access,
+                    Access::Ordered {
+                        direction: Direction::Backward,
+                        ..
+                    }
+                );
+                let direction = if backward {
+                    pg_sys::ScanDirection::BackwardScanDirection
+                } else {
+                    pg_sys::ScanDirection::ForwardScanDirection
+                };
                 let result = self.visit(&mut each, || {
-                    pg_sys::systable_getnext_ordered(scan, forward)
+                    pg_sys::systable_getnext_ordered(scan, direction)
                 });
                 pg_sys::systable_endscan_ordered(scan);
                 pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
@@ -271,61 +296,38 @@ impl Table {
     }
 
     fn scan_keys(&self, access: &Access<'_>) -> Vec<pg_sys::ScanKeyData> {
-        let equal = pg_sys::BTEqualStrategyNumber as u16;
         match access {
             Access::PrimaryKey(columns) => columns
                 .iter()
-                .map(|(column, value)| {
-                    let procedure = match value {
-                        Value::Uuid(_) => pg_sys::F_UUID_EQ,
-                        Value::Text(_) => pg_sys::F_TEXTEQ,
-                        Value::Oid(_) => pg_sys::F_OIDEQ,
-                        Value::Int4(_) => pg_sys::F_INT4EQ,
-                        _ => panic!("no table of ours has such a primary key"),
-                    };
-                    self.scan_key(*column, equal, procedure, value.clone())
-                })
+                .map(|(column, value)| self.scan_key(*column, Compare::Equal, value))
                 .collect(),
             Access::AfterPrimaryKey(column, after) => {
-                let greater = pg_sys::BTGreaterStrategyNumber as u16;
-                vec![self.scan_key(*column, greater, pg_sys::F_UUID_GT, Value::Uuid(*after))]
+                vec![self.scan_key(*column, Compare::Greater, &Value::Uuid(*after))]
             }
-            Access::Ordered {
-                equal: (first, value),
-                at_least: (second, from),
-                ..
-            } => {
-                let at_least = pg_sys::BTGreaterEqualStrategyNumber as u16;
-                vec![
-                    self.scan_key(*first, equal, pg_sys::F_INT4EQ, Value::Int4(*value)),
-                    self.scan_key(
-                        *second,
-                        at_least,
-                        pg_sys::F_TIMESTAMPTZ_GE,
-                        Value::Timestamp(*from),
-                    ),
-                ]
-            }
+            Access::Ordered { conditions, .. } => conditions
+                .iter()
+                .map(|(column, compare, value)| self.scan_key(*column, *compare, value))
+                .collect(),
             Access::Sequential => Vec::new(),
         }
     }
 
-    fn scan_key(
-        &self,
-        column: usize,
-        strategy: u16,
-        procedure: u32,
-        value: Value,
-    ) -> pg_sys::ScanKeyData {
+    fn scan_key(&self, column: usize, compare: Compare, value: &Value) -> pg_sys::ScanKeyData {
         let mut key = pg_sys::ScanKeyData::default();
-        // SAFETY: fills the key; the argument lives in the current memory context.
+        let strategy = match compare {
+            Compare::Equal => pg_sys::BTEqualStrategyNumber,
+            Compare::AtLeast => pg_sys::BTGreaterEqualStrategyNumber,
+            Compare::Greater => pg_sys::BTGreaterStrategyNumber,
+        };
+        // SAFETY: fills the key; the argument lives in the current memory context. Our text columns are in "C", the
+        // collation that ScanKeyInit takes.
         unsafe {
             pg_sys::ScanKeyInit(
                 &raw mut key,
                 self.shape.attributes[column],
-                strategy,
-                pg_sys::Oid::from(procedure),
-                value.into_datum().0,
+                strategy as u16,
+                pg_sys::Oid::from(comparison(compare, value)),
+                value.clone().into_datum().0,
             );
         }
         key
@@ -345,6 +347,20 @@ impl Table {
         raise::now(Error::IndexMissing {
             what: format!("index idempotency.{}", name.to_string_lossy()),
         })
+    }
+}
+
+/// The function that compares with a value of this type.
+fn comparison(compare: Compare, value: &Value) -> u32 {
+    match (value, compare) {
+        (Value::Uuid(_), Compare::Equal) => pg_sys::F_UUID_EQ,
+        (Value::Uuid(_), Compare::Greater) => pg_sys::F_UUID_GT,
+        (Value::Text(_), Compare::Equal) => pg_sys::F_TEXTEQ,
+        (Value::Text(_), Compare::Greater) => pg_sys::F_TEXT_GT,
+        (Value::Oid(_), Compare::Equal) => pg_sys::F_OIDEQ,
+        (Value::Int4(_), Compare::Equal) => pg_sys::F_INT4EQ,
+        (Value::Timestamp(_), Compare::AtLeast) => pg_sys::F_TIMESTAMPTZ_GE,
+        _ => panic!("no index of ours is read like this"),
     }
 }
 

@@ -2,9 +2,11 @@
 //! commit, has committed, or is gone. Follows src/backend/access/transam/xact.c.
 
 use super::raise;
+use super::time_limit::Ended;
 use crate::error::Error;
 use pgrx::pg_sys::{SubXactEvent, XactEvent};
 use pgrx::{pg_guard, pg_sys};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::OnceLock;
 
 /// A subtransaction of this session's current transaction; the top one is 1.
@@ -20,20 +22,32 @@ pub fn current_subtransaction() -> SubTransaction {
 /// Runs `body` in a subtransaction of its own. An error undoes what it did and comes back as its message, except
 /// for a cancel or a termination, which goes on.
 pub fn subtransaction<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, String> {
-    // SAFETY: the subtransaction is ended on both paths, as in plpgsql's exec_stmt_block.
+    within_subtransaction(|| raise::catch_message(body), Result::is_ok)
+}
+
+/// Runs `body` in a subtransaction of its own, undone where it failed.
+pub fn subtransaction_or<T>(body: impl FnOnce() -> Ended<T>) -> Ended<T> {
+    within_subtransaction(body, |ended| matches!(ended, Ended::InTime(_)))
+}
+
+/// The subtransaction ends on every path, also where a cancel passes through: else the whole session would be left
+/// inside it. As in plpgsql's exec_stmt_block.
+fn within_subtransaction<T>(body: impl FnOnce() -> T, keep: impl FnOnce(&T) -> bool) -> T {
+    // SAFETY: begun and ended here; context and owner are put back after both ends.
     unsafe {
         let context = pg_sys::CurrentMemoryContext;
         let owner = pg_sys::CurrentResourceOwner;
         pg_sys::BeginInternalSubTransaction(std::ptr::null());
         pg_sys::CurrentMemoryContext = context;
-        let outcome = raise::catch_message(body);
-        match &outcome {
-            Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
-            Err(_) => pg_sys::RollbackAndReleaseCurrentSubTransaction(),
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        if outcome.as_ref().is_ok_and(keep) {
+            pg_sys::ReleaseCurrentSubTransaction();
+        } else {
+            pg_sys::RollbackAndReleaseCurrentSubTransaction();
         }
         pg_sys::CurrentMemoryContext = context;
         pg_sys::CurrentResourceOwner = owner;
-        outcome
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 

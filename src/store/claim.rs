@@ -2,6 +2,7 @@
 
 use super::{DIGEST, StoredArgs};
 use crate::error::Error;
+use crate::pg::jsonb::Jsonb;
 use crate::pg::table::{Access, Definition, Row, Snapshot, Table, Type};
 use crate::pg::table_write::Assignments;
 use crate::pg::value::Value;
@@ -28,12 +29,18 @@ pub static DEFINITION: Definition = Definition {
         (c"state", Type::Char),
         (c"effect_kind", Type::Char),
         (c"prior", Type::Char),
+        (c"is_message", Type::Bool),
+        (c"tries", Type::Int4),
+        (c"reconciles", Type::Int4),
+        (c"in_doubt_since", Type::Timestamp),
+        (c"retry_at", Type::Timestamp),
         (c"key", Type::Text),
         (c"args_hash", Type::Bytes),
         (c"run", Type::Text),
         (c"reason", Type::Text),
         (c"prior_reason", Type::Text),
         (c"application_name", Type::Text),
+        (c"evidence", Type::Jsonb),
     ],
 };
 
@@ -49,12 +56,18 @@ const CLAIMED_BY: usize = 9;
 const STATE: usize = 10;
 const EFFECT_KIND: usize = 11;
 const PRIOR: usize = 12;
-const KEY: usize = 13;
-const ARGS_HASH: usize = 14;
-const RUN: usize = 15;
-const REASON: usize = 16;
-const PRIOR_REASON: usize = 17;
-const APPLICATION_NAME: usize = 18;
+const IS_MESSAGE: usize = 13;
+const TRIES: usize = 14;
+const RECONCILES: usize = 15;
+const IN_DOUBT_SINCE: usize = 16;
+const RETRY_AT: usize = 17;
+const KEY: usize = 18;
+const ARGS_HASH: usize = 19;
+const RUN: usize = 20;
+const REASON: usize = 21;
+const PRIOR_REASON: usize = 22;
+const APPLICATION_NAME: usize = 23;
+const EVIDENCE: usize = 24;
 
 /// A row.
 #[derive(Clone, Debug)]
@@ -70,6 +83,10 @@ pub struct OpenRow {
     pub claimed_by: Oid,
     pub claimed_pid: i32,
     pub application_name: Option<String>,
+    /// Since when it is in doubt, through claims that were told to reconcile.
+    pub in_doubt_since: Option<Instant>,
+    /// Not delivered or reconciled by the worker before.
+    pub retry_at: Option<Instant>,
 }
 
 /// The row of this key.
@@ -93,6 +110,39 @@ pub fn ended_leases(
             let ended = row.instant(LEASE_EXPIRES_AT).is_some_and(|at| at <= now);
             if row.char(STATE) == state_code(OpenState::InFlight) && ended {
                 found.push(row.uuid(DIGEST));
+            }
+            if found.len() >= limit {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        },
+    );
+    (found, full.is_none())
+}
+
+/// Replaces the evidence of an open key.
+pub fn set_evidence(table: &Table, digest: &[u8; 16], evidence: Jsonb) -> Result<(), Error> {
+    super::replace(table, digest, vec![(EVIDENCE, evidence.into())])
+}
+
+/// Digests from after `from`, at most `limit`, whose outcome is unknown and due to be read again.
+/// The second value tells whether the table was read to its end.
+pub fn due_unknown(
+    table: &Table,
+    from: [u8; 16],
+    limit: usize,
+    now: Instant,
+) -> (Vec<(i32, String, [u8; 16])>, bool) {
+    let mut found = Vec::new();
+    let full = table.scan(
+        &Access::AfterPrimaryKey(DIGEST, from),
+        Snapshot::Now,
+        |row| {
+            let due = row.instant(RETRY_AT).is_none_or(|at| at <= now);
+            if row.char(STATE) == state_code(OpenState::Unknown) && due {
+                let key = row.text(KEY).unwrap_or_default();
+                found.push((row.int4(SCOPE_ID), key, row.uuid(DIGEST)));
             }
             if found.len() >= limit {
                 ControlFlow::Break(())
@@ -135,6 +185,8 @@ pub struct OpenCount {
     /// In flight past the end of their lease.
     pub overdue: u64,
     pub unknown: u64,
+    pub escalated: u64,
+    pub queued: u64,
 }
 
 /// Counts the rows.
@@ -142,10 +194,14 @@ pub fn count(table: &Table, snapshot: Snapshot, now: Instant) -> OpenCount {
     let mut count = OpenCount::default();
     table.scan(&Access::Sequential, snapshot, |row| {
         count.open += 1;
-        if row.char(STATE) != state_code(OpenState::InFlight) {
-            count.unknown += 1;
-        } else if row.instant(LEASE_EXPIRES_AT).is_some_and(|at| at <= now) {
-            count.overdue += 1;
+        match state_of(row.char(STATE)) {
+            OpenState::Unknown => count.unknown += 1,
+            OpenState::Escalated => count.escalated += 1,
+            OpenState::Queued => count.queued += 1,
+            OpenState::InFlight => {
+                let overdue = row.instant(LEASE_EXPIRES_AT).is_some_and(|at| at <= now);
+                count.overdue += u64::from(overdue);
+            }
         }
         ControlFlow::<()>::Continue(())
     });
@@ -156,17 +212,16 @@ fn read(row: &Row<'_>) -> OpenRow {
     let claimed_at = row.instant(CLAIMED_AT).unwrap_or(Instant(0));
     OpenRow {
         open: OpenKey {
-            state: if row.char(STATE) == b'f' {
-                OpenState::InFlight
-            } else {
-                OpenState::Unknown
-            },
+            state: state_of(row.char(STATE)),
             kind: kind_of(row.char(EFFECT_KIND)),
             prior: prior_of(row.char(PRIOR)),
             fence: row.int8(FENCE),
             attempt: row.int4(ATTEMPT),
             lease_expires_at: row.instant(LEASE_EXPIRES_AT),
             first_claimed_at: row.instant(FIRST_CLAIMED_AT).unwrap_or(claimed_at),
+            message: row.bool(IS_MESSAGE).unwrap_or(false),
+            tries: row.int4(TRIES),
+            reconciles: row.int4(RECONCILES),
         },
         scope_id: row.int4(SCOPE_ID),
         key: row.text(KEY).unwrap_or_default(),
@@ -181,6 +236,8 @@ fn read(row: &Row<'_>) -> OpenRow {
         claimed_by: row.oid(CLAIMED_BY).unwrap_or(Oid::INVALID),
         claimed_pid: row.int4(CLAIMED_PID),
         application_name: row.text(APPLICATION_NAME),
+        in_doubt_since: row.instant(IN_DOUBT_SINCE),
+        retry_at: row.instant(RETRY_AT),
     }
 }
 
@@ -199,6 +256,11 @@ fn write(digest: &[u8; 16], row: &OpenRow) -> Assignments {
         (STATE, Value::Char(state_code(row.open.state))),
         (EFFECT_KIND, Value::Char(kind_code(row.open.kind))),
         (PRIOR, Value::Char(prior_code(row.open.prior))),
+        (IS_MESSAGE, row.open.message.into()),
+        (TRIES, row.open.tries.into()),
+        (RECONCILES, row.open.reconciles.into()),
+        (IN_DOUBT_SINCE, row.in_doubt_since.into()),
+        (RETRY_AT, row.retry_at.into()),
         (KEY, row.key.as_str().into()),
         (ARGS_HASH, row.args.hash.clone().into()),
         (RUN, row.run.clone().into()),
@@ -212,6 +274,18 @@ fn state_code(state: OpenState) -> u8 {
     match state {
         OpenState::InFlight => b'f',
         OpenState::Unknown => b'u',
+        OpenState::Escalated => b'e',
+        OpenState::Queued => b'q',
+    }
+}
+
+/// An unknown code is read as the state that assumes least.
+fn state_of(code: u8) -> OpenState {
+    match code {
+        b'f' => OpenState::InFlight,
+        b'e' => OpenState::Escalated,
+        b'q' => OpenState::Queued,
+        _ => OpenState::Unknown,
     }
 }
 

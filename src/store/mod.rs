@@ -2,6 +2,8 @@
 //! directly, by primary key) and what their columns are.
 
 pub mod claim;
+pub mod event;
+pub mod message;
 pub mod outcome;
 pub mod scope;
 

@@ -3,7 +3,7 @@
 use super::{DIGEST, StoredArgs};
 use crate::error::Error;
 use crate::pg::jsonb::Jsonb;
-use crate::pg::table::{Access, Definition, Row, Snapshot, Table, Type};
+use crate::pg::table::{Access, Compare, Definition, Direction, Row, Snapshot, Table, Type};
 use crate::pg::table_write::Assignments;
 use crate::pg::value::Value;
 use idempotency_core::decide::{FinishedKey, FinishedState};
@@ -32,6 +32,7 @@ pub static DEFINITION: Definition = Definition {
         (c"claimed_at", Type::Timestamp),
         (c"claimed_by", Type::Role),
         (c"prior_reason", Type::Text),
+        (c"payload", Type::Jsonb),
     ],
 };
 
@@ -49,6 +50,7 @@ const RUN: usize = 11;
 const CLAIMED_AT: usize = 12;
 const CLAIMED_BY: usize = 13;
 const PRIOR_REASON: usize = 14;
+const PAYLOAD: usize = 15;
 
 const BY_AGE: &CStr = c"outcome_scope_id_finished_at_index";
 
@@ -67,6 +69,8 @@ pub struct OutcomeRow {
     pub claimed_by: Option<Oid>,
     /// Where a lease expired: the reason of the attempt before.
     pub prior_reason: Option<String>,
+    /// Of a message whose scope keeps payloads.
+    pub payload: Option<Jsonb>,
 }
 
 /// How far a pass over a scope's outcomes has come: time, then place among equal times.
@@ -108,8 +112,11 @@ pub fn finished_until(
     let mut found = Vec::new();
     let access = Access::Ordered {
         index: BY_AGE,
-        equal: (SCOPE_ID, scope_id),
-        at_least: (FINISHED_AT, from.finished_at),
+        conditions: &[
+            (SCOPE_ID, Compare::Equal, scope_id.into()),
+            (FINISHED_AT, Compare::AtLeast, from.finished_at.into()),
+        ],
+        direction: Direction::Forward,
     };
     table.scan(&access, Snapshot::Now, |row| {
         let cursor = Cursor {
@@ -131,8 +138,8 @@ pub fn finished_until(
 pub fn any_of_scope(table: &Table, scope_id: i32, snapshot: Snapshot) -> bool {
     let all = Access::Ordered {
         index: BY_AGE,
-        equal: (SCOPE_ID, scope_id),
-        at_least: (FINISHED_AT, Instant(i64::MIN)),
+        conditions: &[(SCOPE_ID, Compare::Equal, scope_id.into())],
+        direction: Direction::Forward,
     };
     table
         .scan(&all, snapshot, |_| ControlFlow::Break(()))
@@ -159,6 +166,7 @@ fn read(row: &Row<'_>) -> OutcomeRow {
         claimed_at: row.instant(CLAIMED_AT),
         claimed_by: row.oid(CLAIMED_BY),
         prior_reason: row.text(PRIOR_REASON),
+        payload: row.jsonb(PAYLOAD),
     }
 }
 
@@ -179,6 +187,7 @@ fn write(digest: &[u8; 16], row: &OutcomeRow) -> Assignments {
         (CLAIMED_AT, row.claimed_at.into()),
         (CLAIMED_BY, row.claimed_by.into()),
         (PRIOR_REASON, row.prior_reason.clone().into()),
+        (PAYLOAD, row.payload.into()),
     ]
 }
 

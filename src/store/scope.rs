@@ -30,6 +30,12 @@ static SCOPE: Definition = Definition {
         (c"wait", Type::Interval),
         (c"max_result_bytes", Type::Int4),
         (c"args_rule", Type::Int4),
+        (c"max_attempts", Type::Int4),
+        (c"backoff", Type::Interval),
+        (c"max_backoff", Type::Interval),
+        (c"max_reconciles", Type::Int4),
+        (c"keep_payload", Type::Bool),
+        (c"reconciler", Type::Text),
     ],
 };
 static GRANT: Definition = Definition {
@@ -63,6 +69,12 @@ pub struct ScopeRow {
     pub wait_us: Option<i64>,
     pub max_result_bytes: Option<i32>,
     pub args_rule: i32,
+    pub max_attempts: Option<i32>,
+    pub backoff_us: Option<i64>,
+    pub max_backoff_us: Option<i64>,
+    pub max_reconciles: Option<i32>,
+    pub keep_payload: bool,
+    pub reconciler: Option<String>,
 }
 
 /// All that is stored of one scope.
@@ -160,6 +172,12 @@ pub enum Setting {
     Wait,
     MaxResultBytes,
     ArgsRule,
+    MaxAttempts,
+    Backoff,
+    MaxBackoff,
+    MaxReconciles,
+    KeepPayload,
+    Reconciler,
 }
 
 /// A policy's new value; `None` is its default.
@@ -248,6 +266,22 @@ pub fn set(id: i32, setting: Setting, value: SettingValue) -> Result<(), Error> 
         Setting::MaxResultBytes => {
             c"UPDATE idempotency.scope SET max_result_bytes = $2::pg_catalog.int4 WHERE id OPERATOR(pg_catalog.=) $1"
         }
+        Setting::MaxAttempts => {
+            c"UPDATE idempotency.scope SET max_attempts = $2::pg_catalog.int4 WHERE id OPERATOR(pg_catalog.=) $1"
+        }
+        Setting::Backoff => {
+            c"UPDATE idempotency.scope SET backoff = $2::pg_catalog.interval WHERE id OPERATOR(pg_catalog.=) $1"
+        }
+        Setting::MaxBackoff => {
+            c"UPDATE idempotency.scope SET max_backoff = $2::pg_catalog.interval WHERE id OPERATOR(pg_catalog.=) $1"
+        }
+        Setting::MaxReconciles => {
+            c"UPDATE idempotency.scope SET max_reconciles = $2::pg_catalog.int4 WHERE id OPERATOR(pg_catalog.=) $1"
+        }
+        Setting::KeepPayload => {
+            c"UPDATE idempotency.scope SET keep_payload = $2::pg_catalog.bool WHERE id OPERATOR(pg_catalog.=) $1"
+        }
+        Setting::Reconciler => c"UPDATE idempotency.scope SET reconciler = $2 WHERE id OPERATOR(pg_catalog.=) $1",
         Setting::ArgsRule => {
             c"UPDATE idempotency.scope SET args_rule = $2::pg_catalog.int4 WHERE id OPERATOR(pg_catalog.=) $1"
         }
@@ -366,6 +400,12 @@ fn read(row: &Row<'_>) -> ScopeRow {
         wait_us: row.interval_us(8),
         max_result_bytes: row.optional_int4(9),
         args_rule: row.int4(10),
+        max_attempts: row.optional_int4(11),
+        backoff_us: row.interval_us(12),
+        max_backoff_us: row.interval_us(13),
+        max_reconciles: row.optional_int4(14),
+        keep_payload: row.bool(15).unwrap_or(false),
+        reconciler: row.text(16),
     }
 }
 
@@ -382,5 +422,11 @@ fn default_row(owner: Oid) -> ScopeRow {
         wait_us: None,
         max_result_bytes: None,
         args_rule: 0,
+        max_attempts: None,
+        backoff_us: None,
+        max_backoff_us: None,
+        max_reconciles: None,
+        keep_payload: false,
+        reconciler: None,
     }
 }

@@ -1,18 +1,27 @@
-//! The sweeper: one visit to one database. It sweeps batch by batch, each its own short transaction, for a
-//! bounded time, and exits: whoever wants to drop or rename the database waits no longer than that.
+//! The sweeper: one visit to one database. It sweeps batch by batch, each its own short transaction, asks the
+//! reconcilers of scopes that name one, all for a bounded time, and exits: whoever wants to drop or rename the
+//! database waits no longer than that.
 
 use crate::background_worker;
+use crate::engine::reconcile::{self, Due};
 use crate::engine::sweep::{self, Pass};
+use crate::guc;
 use crate::pg::bgworker;
 use crate::pg::identity;
 use crate::pg::server;
 use crate::pg::shmem::{self, Swept};
 use crate::store::scope;
-use idempotency_core::time::Instant;
+use idempotency_core::time::{Instant, Span};
 use pgrx::pg_sys::Oid;
 
-/// Longest visit. PostgreSQL waits 5 s for others before it gives a DROP DATABASE up.
+/// Longest sweep of a visit. PostgreSQL waits 5 s for others before it gives a DROP DATABASE up.
+const SWEEP_US_MAX: i64 = 1_000_000;
+/// After this much of a visit no more reconcilers are asked, but for one in each visit.
 const VISIT_US_MAX: i64 = 1_500_000;
+/// Longest that the worker gives a reconciler, whatever idempotency.reconcile_timeout says.
+const RECONCILE_MS_MAX: i32 = 2_000;
+/// Keys that are read from the table at a time.
+const DUE_PAGE: usize = 100;
 
 background_worker!(idempotency_worker_main, main);
 
@@ -38,7 +47,7 @@ fn visit() {
         error: None,
     };
     let mut pass = Pass::default();
-    let deadline = Instant(swept.at.0.saturating_add(VISIT_US_MAX));
+    let deadline = Instant(swept.at.0.saturating_add(SWEEP_US_MAX));
     while server::now() < deadline {
         bgworker::reload_if_asked();
         server::check_for_interrupts();
@@ -51,6 +60,7 @@ fn visit() {
             identity::restricted_as(owner, || sweep::batch(&mut pass, Some(deadline))).map(Some)
         });
         match batch {
+            // No extension here, or no longer a primary.
             Ok(None) => return,
             Ok(Some(batch)) => {
                 swept.leases_ended += u64::from(batch.leases_ended);
@@ -66,8 +76,49 @@ fn visit() {
             }
         }
     }
+    let until = Instant(swept.at.0.saturating_add(VISIT_US_MAX));
+    if let Err(message) = reconcile_due(until) {
+        swept.error.get_or_insert(message);
+    }
     shmem::report_sweep(&Swept {
         at: server::now(),
         ..swept
     });
+}
+
+/// Asks the reconcilers about the keys in doubt whose time has come, one after the other.
+fn reconcile_due(until: Instant) -> Result<(), String> {
+    let limit_ms = guc::reconcile_timeout_ms().min(RECONCILE_MS_MAX);
+    // Longer than the read can take, the grace of a cancelled one included.
+    let lease = Span::from_s(u32::try_from(limit_ms / 1_000).unwrap_or(0) + 5);
+    let mut from = [0; 16];
+    loop {
+        let (due, more) = bgworker::transaction(c"looking for keys in doubt", || {
+            if !bgworker::extension_is_here() || server::in_recovery() {
+                return Ok((Vec::new(), false));
+            }
+            reconcile::due(&mut from, DUE_PAGE)
+        })?;
+        for Due { key, scope } in &due {
+            bgworker::reload_if_asked();
+            server::check_for_interrupts();
+            // Committed before the reconciler runs: one that takes this process down has been counted.
+            let begun = bgworker::transaction(c"claiming a key in doubt", || {
+                identity::restricted_as(scope.owner(), || reconcile::begin(key, scope, lease))
+            })?;
+            if let Some(begun) = begun {
+                bgworker::transaction(c"reconciling a key in doubt", || {
+                    identity::restricted_as(scope.owner(), || {
+                        reconcile::end(&begun, scope, limit_ms)
+                    })
+                })?;
+            }
+            if server::now() >= until {
+                return Ok(());
+            }
+        }
+        if !more {
+            return Ok(());
+        }
+    }
 }

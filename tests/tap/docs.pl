@@ -1,12 +1,14 @@
-# Runs the documentation: every ```sql block of README.md and docs/reference.md, in order, in one psql session and one
-# database per document, as a reader would who types it. A block that raises an error it does not announce fails.
+# Runs the documentation: every ```sql block of README.md, docs/external-effects.md and docs/reference.md, in order, in
+# one psql session and one database per document, as a reader would who types it. A block that raises an error it does
+# not announce fails.
 #
 #   <!-- error ID001 -->   before a block: exactly these errors, in this order, are its point
 #   <!-- output -->        before a ```text block: exactly what psql printed for the block above
 #   <!-- message -->       before a ```text block: exactly the error of the block above
 #
-# What should not run is in another kind of block. Every test that ARCHITECTURE.md names must be there. The reference is also held against the catalogue: every public
-# function with all its parameters and columns, every view with its columns, every setting.
+# What should not run is in another kind of block. Every test that ARCHITECTURE.md names must be there. The reference is
+# also held against the catalogue: every public function with all its parameters and columns, every view with its
+# columns, every setting. The built-in kinds of failure stand in external-effects.md with the verdict that they have.
 
 use strict;
 use warnings FATAL => 'all';
@@ -151,6 +153,34 @@ sub reference_is_complete
 	return;
 }
 
+# The table of external-effects.md: each built-in kind of failure is in a row with its verdict, and no row names another.
+sub failure_kinds_are_documented
+{
+	my ($node, $database) = @_;
+	my ($section) = slurp_file("$documents/external-effects.md") =~ /^## What a failure says\n(.*?)^## /ms;
+	my (%said, %verdict);
+
+	for (grep { /^\| (?!kind)/ } split /\n/, $section)
+	{
+		my (undef, $kinds, $verdict) = split /\s*\|\s*/;
+		my $prefix = $kinds =~ s/^(HTTP|SQLSTATE) // ? lc($1) . ':' : '';
+		$said{ $prefix . $_ } = $verdict for $kinds =~ /\w+/g;
+	}
+	for (split /\n/, $node->safe_psql($database, q{DELETE FROM idempotency.failure_kind; SELECT kind, verdict FROM idempotency.failure_kinds}))
+	{
+		my ($kind, $verdict) = split /\|/;
+		$verdict{$kind} = $verdict;
+	}
+	# A code whose class says the same may be left out of the table.
+	for my $kind (sort keys %verdict)
+	{
+		my $class = $kind =~ /^(sqlstate:\w\w)\w{3}$/ ? $1 : $kind;
+		is($said{$kind} // $said{$class}, $verdict{$kind}, "external-effects.md says what $kind means");
+	}
+	is($verdict{$_}, $said{$_}, "external-effects.md names a kind of failure that is built in: $_") for sort keys %said;
+	return;
+}
+
 # `regress/x`, `isolation/x` and `tap/x` in the table of claims are tests that exist.
 sub architecture_names_tests
 {
@@ -172,6 +202,7 @@ sub architecture_names_tests
 my $node = IdempotencyNode->start(extension => 0, conf => ["log_line_prefix = '%m [%p] %q%a %e '"]);
 
 run_document($node, 'README.md');
+failure_kinds_are_documented($node, run_document($node, 'external-effects.md'));
 reference_is_complete($node, run_document($node, 'reference.md'));
 architecture_names_tests();
 server_log_lacks($node, qr/ XX000|PANIC:|terminated by signal/, 'nothing crashed');

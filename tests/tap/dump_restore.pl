@@ -4,6 +4,8 @@
 # - Every state comes back as it was, in every dump format: a table, or a column, that pg_extension_config_dump misses;
 #   anything that the install script seeds and that then collides.
 # - Old keys replay, mismatches are seen, open leases hold, unknown stays unknown: state kept outside the tables.
+# - Messages are delivered where they were, escalated keys wait for their human, the trail and the DBA's kinds of failure
+#   are there: a message without its claim, or a claim without its message.
 # - The next fence is above the dumped one: fences from a sequence, whose value a dump of an extension leaves out.
 # - A role with pg_read_all_data alone can dump: row security on the tables.
 # - Data can be loaded into a database that has the extension, and its sessions notice: a cache of scopes that COPY does
@@ -57,6 +59,7 @@ $sql->(q{
 	SELECT idem_scope_set('noise', ignore_args => ARRAY['/trace', '/other']);
 	SELECT idem_once('ruled-2', 'SELECT to_jsonb(2)', '{"a": 1, "other": "x"}', 'noise');
 	SELECT idem_scope_set('default', dedup_window => '90 days');
+	SELECT idem_scope_set('outbox', max_attempts => 7, backoff => '2 hours', max_backoff => '1 day 1 hour', max_reconciles => 3, keep_payload => true);
 	SELECT idem_scope_grant('default', 'regress_user'), idem_scope_grant('local', '"regress Odd ""name"""'), idem_scope_grant('noise', '-');
 	SET ROLE regress_owner;
 	SELECT idem_scope_set('owned', wait => '0');
@@ -81,11 +84,34 @@ $sql->(q{SET ROLE regress_user; SELECT idem_claim('by-user', lease => '1h')});
 $sql->(q{SELECT idem_claim('taken-over', lease => '1ms')});
 until_true($node, 'app', q{SELECT lease_expires_at < clock_timestamp() FROM idem_peek('taken-over')}, 'a lease ends');
 is($sql->(q{SELECT decision FROM idem_claim('taken-over', lease => '1h')}), 'reconcile', 'and is taken over');
+# Doubt and messages, in every state.
+$sql->(q{
+	SELECT idem_enqueue('m-' || s, 'bank', '{"amount": 12345678901234567890.50}', scope => 'outbox', run => 'run 3') FROM unnest(ARRAY['in-flight', 'retry', 'unknown', 'escalated', 'sent']) AS s;
+	SELECT idem_enqueue('m-late', 'bank', '"late"', scope => 'outbox', delay => '3 days');
+	SELECT idem_enqueue('m-first', 'ordered', '1', scope => 'outbox', ordering_key => 'o');
+	SELECT idem_enqueue('m-second', 'ordered', '2', scope => 'outbox', ordering_key => 'o');
+	CREATE TABLE public.sent AS SELECT * FROM idem_dispatch('bank', 10, '1 hour');
+	SELECT idem_enqueue('m-queued', 'bank', '{"x": 1}', scope => 'outbox');
+});
+$sql->(q{
+	SELECT idem_fail(key, 'not_applied', 'refused', scope => scope, fence => fence) FROM public.sent WHERE key = 'm-retry';
+	SELECT idem_fail(key, 'unknown', 'reset', scope => scope, fence => fence) FROM public.sent WHERE key = 'm-unknown';
+	SELECT idem_escalate(key, 'two answers', '{"answers": [1, 2.50, "é"]}'::jsonb, scope, fence) FROM public.sent WHERE key = 'm-escalated';
+	SELECT idem_complete(key, '"receipt"', scope, fence) FROM public.sent WHERE key = 'm-sent';
+	DROP TABLE public.sent;
+	BEGIN; SELECT idem_claim('escalated', '{"x": 4}'); SELECT idem_escalate('escalated', 'by hand', 'a text'::text); COMMIT;
+	BEGIN; SELECT idem_fail('read-in-vain', 'unknown', 'timeout') FROM idem_claim('read-in-vain'); COMMIT;
+	SELECT idem_resolve('read-in-vain', 'unknown', evidence => 'no answer'::text);
+	INSERT INTO idempotency.failure_kind VALUES ('bank:42', 'rejected', 'their manual, page 7'), ('http 418', 'unknown', NULL);
+});
 # As if the clock had been an hour ahead.
 $sql->(q{UPDATE idempotency.claim SET fence = fence + 3600000000 WHERE key = 'declared';
 	UPDATE idempotency.outcome SET fence = fence + 3600000000 WHERE key = 'not-applied'});
 
-my @tables = qw(scope scope_grant args_rule claim outcome);
+my @tables = qw(scope scope_grant args_rule claim outcome message event failure_kind);
+
+# Views that show the same wherever they are read.
+my @views = qw(scopes unresolved events outbox debezium_outbox);
 
 # All that is stored, as text.
 sub content
@@ -100,12 +126,12 @@ sub seen
 	my ($database, $server) = @_;
 
 	return $sql->('SELECT r::text FROM idempotency.records AS r ORDER BY 1', $database, $server) . "\n"
-	  . $sql->('SELECT s::text FROM idempotency.scopes AS s ORDER BY 1', $database, $server);
+	  . join "\n", map { $sql->("SELECT v::text FROM idempotency.$_ AS v ORDER BY 1", $database, $server) } @views;
 }
 
 my ($content, $seen) = (content('app'), seen('app'));
 my $fence = q{SELECT fence FROM idempotency.records WHERE key = };
-is($sql->('SELECT count(*), count(DISTINCT state), count(DISTINCT scope) FROM idempotency.records'), '20|5|6',
+is($sql->('SELECT count(*), count(DISTINCT state), count(DISTINCT scope) FROM idempotency.records'), '31|7|7',
 	'there is every state in every scope');
 
 # What a restored database must answer.
@@ -118,7 +144,7 @@ sub answers_as_before
 
 	is(content($database, $server), $content, "$name: every row is as it was");
 	is($ask->("$tools SELECT r::text FROM idempotency.records AS r ORDER BY 1") . "\n"
-		. $ask->("$tools SELECT s::text FROM idempotency.scopes AS s ORDER BY 1"), $seen, "$name: the views show the same");
+		. join("\n", map { $ask->("$tools SELECT v::text FROM idempotency.$_ AS v ORDER BY 1") } @views), $seen, "$name: the views show the same");
 	is($claim->('decision, result', q{'object', '{"x": 1.0}'}),
 		'replay|{"a": 12345678901234567890.123, "b": [1, 2.50, "é\n"]}', "$name: an old key replays");
 	is(sqlstate_of($server // $node, $database, qq{$tools SELECT idem_claim('object', '{"x": 2}')}), 'ID001', "$name: other arguments are seen");
@@ -138,6 +164,25 @@ sub answers_as_before
 	is($claim->('decision', q{'ruled-1', '{"a": 1, "trace": "y"}', 'noise'}), 'replay', "$name: a key is compared by its own rule");
 	is(sqlstate_of($server // $node, $database, qq{$tools SELECT idem_claim('ruled-1', '{"a": 1, "other": "y"}', 'noise')}), 'ID001', "$name: and not by another");
 	is($claim->('decision', q{'ruled-2', '{"a": 1, "other": "y"}', 'noise'}), 'replay', "$name: with every rule");
+
+	# Doubt.
+	is($claim->('decision, reason, fence', q{'escalated', '{"x": 4}'}), 'escalated|by hand|', "$name: escalated waits for a human");
+	is($ask->(q{SELECT reason, evidence FROM idempotency.unresolved WHERE key = 'escalated'}), 'by hand|"a text"', "$name: with what was known");
+	is($claim->('decision, reason', q{'read-in-vain'}), 'reconcile|no answer', "$name: unknown is read again");
+	is($ask->("${tools}BEGIN; SELECT idem_resolve('read-in-vain', 'unknown') FROM generate_series(1, 4); ROLLBACK"), join("\n", ('unknown') x 3, 'escalated'), "$name: its reads in vain are counted on");
+	is($ask->("${tools}BEGIN; SELECT idem_resolve('escalated', 'applied', '1'); SELECT result FROM idem_claim('escalated', '{\"x\": 4}'); ROLLBACK"), "completed\n1", "$name: an operator decides");
+	is($ask->("SELECT verdict, why FROM idempotency.failure_kind WHERE kind = 'bank:42'"), 'rejected|their manual, page 7', "$name: the DBA's kinds of failure");
+
+	# Messages.
+	is($claim->('decision', q{'m-queued', '{"x": 1}', 'outbox', wait => '0'}), 'queued', "$name: a message waits");
+	my $dispatch = sub { $ask->("${tools}BEGIN; UPDATE idempotency.message SET due_at = now() WHERE $_[1]; UPDATE idempotency.claim SET retry_at = now() WHERE retry_at > now(); SELECT key, decision, attempt, payload FROM idem_dispatch($_[0], 100, '1 hour') ORDER BY key; ROLLBACK") };
+	is($dispatch->(q{'bank'}, 'false'), 'm-queued|execute|1|{"x": 1}', "$name: what is due is delivered");
+	is($dispatch->(q{'bank'}, q{due_at > now() AND due_at < 'infinity' AND key IN ('m-retry', 'm-unknown')}),
+		qq{m-queued|execute|1|{"x": 1}\nm-retry|execute|2|{"amount": 12345678901234567890.50}\nm-unknown|reconcile|2|{"amount": 12345678901234567890.50}}, "$name: what backs off after it");
+	is($dispatch->(q{'ordered'}, 'false'), 'm-first|execute|1|1', "$name: one after the other");
+	is($ask->("${tools}BEGIN; SELECT idem_complete('m-in-flight', '8', 'outbox', fence) FROM idempotency.outbox WHERE key = 'm-in-flight'; ROLLBACK"), 8, "$name: its dispatcher completes what is in flight");
+	is($ask->(q{SELECT payload FROM idempotency.records WHERE key = 'm-sent'}), '{"amount": 12345678901234567890.50}', "$name: a kept payload is kept");
+	is($ask->("${tools}BEGIN; SELECT idem_enqueue('m-third', 'ordered', '3', scope => 'outbox', ordering_key => 'o') IS NULL; SELECT string_agg(key, ' ' ORDER BY position) FROM idempotency.message WHERE ordering_key = 'o'; ROLLBACK"), "f\nm-first m-second m-third", "$name: new ones come after the old ones");
 
 	# Fences.
 	for my $key ('declared', 'not-applied', 'taken-over')

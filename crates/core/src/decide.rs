@@ -34,25 +34,35 @@ pub enum OpenState {
     InFlight,
     /// May have happened. With a lease end: the sweep has seen the lease end; without: a caller said so.
     Unknown,
+    /// Waits for a human.
+    Escalated,
+    /// A message that waits for a dispatcher. With a lease end: the lease of its last delivery has ended.
+    Queued,
 }
 
 /// An open key as the protocol needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenKey {
-    /// In flight or unknown.
+    /// What the row says.
     pub state: OpenState,
     /// Frozen at the first claim.
     pub kind: EffectKind,
-    /// What its claim found.
+    /// What its claim found; of a queued message, what its next delivery finds.
     pub prior: Prior,
     /// The newest fence.
     pub fence: i64,
     /// Number of the newest attempt, from 1.
     pub attempt: i32,
-    /// End of the lease; `None` where a caller declared the outcome unknown.
+    /// End of the lease, also of one that has ended; `None` where its owner ended the claim.
     pub lease_expires_at: Option<Instant>,
     /// When the first attempt was claimed: the provider's window counts from here.
     pub first_claimed_at: Instant,
+    /// Whether it is a message of the outbox: dispatchers alone execute it, and it is never given up silently.
+    pub message: bool,
+    /// Deliveries of a message since it was enqueued or requeued.
+    pub tries: i32,
+    /// Reads of the other system that gave no answer.
+    pub reconciles: i32,
 }
 
 /// State of a finished key.
@@ -101,6 +111,10 @@ pub struct Policy {
     pub provider_window: Span,
     /// The kind that a new key is frozen with.
     pub kind: EffectKind,
+    /// Deliveries of a message before a human is asked.
+    pub max_attempts: i32,
+    /// Reads of the other system in vain before a human is asked.
+    pub max_reconciles: i32,
 }
 
 /// Ownership given by a claim.
@@ -116,6 +130,8 @@ pub struct Ownership {
     pub kind: EffectKind,
     /// When the first attempt was claimed.
     pub first_claimed_at: Instant,
+    /// Reads in vain so far.
+    pub reconciles: i32,
 }
 
 /// The answer to a claim.
@@ -133,6 +149,10 @@ pub enum Decision {
     Rejected,
     /// The call is older than the window: its record may be gone.
     Expired,
+    /// A message that its dispatcher has not taken yet.
+    Queued,
+    /// Waits for a human.
+    Escalated,
 }
 
 /// Fences grow with every change of owner and are compared by equality. They need no sequence: the clock
@@ -154,7 +174,7 @@ pub fn effective(found: Found, policy: &Policy, now: Instant) -> Found {
         Found::Finished(key) => !within_window(key.finished_at, policy.window, now),
         // What a sweep will make a finished key: its attempt ended, without effect, when its lease did.
         Found::Open(key) => {
-            sweep(&key, now) == Sweep::LeaseExpired
+            sweep(&key, policy, now) == Sweep::LeaseExpired
                 && key
                     .lease_expires_at
                     .is_some_and(|at| !within_window(at, policy.window, now))
@@ -184,6 +204,7 @@ pub fn decide(found: Found, policy: &Policy, issued_at: Option<Instant>, now: In
                 prior: Prior::Nothing,
                 kind,
                 first_claimed_at: now,
+                reconciles: 0,
             })
         }
         Found::Finished(key) => match key.state {
@@ -196,6 +217,7 @@ pub fn decide(found: Found, policy: &Policy, issued_at: Option<Instant>, now: In
                     prior: Prior::NotApplied,
                     kind: policy.kind,
                     first_claimed_at: now,
+                    reconciles: 0,
                 })
             }
         },
@@ -210,47 +232,147 @@ pub fn decide(found: Found, policy: &Policy, issued_at: Option<Instant>, now: In
 pub fn lease_end(key: &OpenKey, now: Instant) -> Option<Instant> {
     match key.state {
         OpenState::InFlight => key.lease_expires_at.filter(|at| now < *at),
-        OpenState::Unknown => None,
+        OpenState::Unknown | OpenState::Escalated | OpenState::Queued => None,
     }
 }
 
+/// What an open key amounts to once nobody holds a lease on it, before and after a sweep alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtRest {
+    /// Nothing happened, and no message waits.
+    NotApplied,
+    /// A message of which nothing was sent: found so, or its delivery provably had no effect.
+    Queued(Prior),
+    /// A keyed attempt whose lease ended.
+    Expired,
+    /// May have happened.
+    Unknown,
+    /// A human has to decide.
+    Escalated,
+}
+
+fn at_rest(key: &OpenKey, policy: &Policy) -> AtRest {
+    let declared = key.lease_expires_at.is_none();
+    let rest = match (key.state, key.kind) {
+        (OpenState::Escalated, _) => return AtRest::Escalated,
+        (OpenState::Queued, _) => return AtRest::Queued(key.prior),
+        (OpenState::Unknown, _) if declared => return AtRest::Unknown,
+        (OpenState::Unknown | OpenState::InFlight, _) if key.prior == Prior::Unknown => {
+            AtRest::Unknown
+        }
+        (OpenState::Unknown | OpenState::InFlight, EffectKind::External) => AtRest::Unknown,
+        (OpenState::Unknown | OpenState::InFlight, EffectKind::Keyed) => AtRest::Expired,
+        (OpenState::Unknown | OpenState::InFlight, EffectKind::Local) if key.message => {
+            AtRest::Queued(Prior::NotApplied)
+        }
+        (OpenState::Unknown | OpenState::InFlight, EffectKind::Local) => AtRest::NotApplied,
+    };
+    let out_of_reads = read_in_vain(key) && reconciles_at_rest(key) >= policy.max_reconciles;
+    let out_of_tries =
+        key.state == OpenState::InFlight && key.message && key.tries >= policy.max_attempts;
+    if out_of_reads || out_of_tries {
+        AtRest::Escalated
+    } else {
+        rest
+    }
+}
+
+/// Whether the lease of a claim that was told to reconcile has ended without an answer, uncounted so far.
+fn read_in_vain(key: &OpenKey) -> bool {
+    key.state == OpenState::InFlight && key.prior == Prior::Unknown
+}
+
+/// Reads in vain, the one that ended with its lease included.
+fn reconciles_at_rest(key: &OpenKey) -> i32 {
+    key.reconciles.saturating_add(i32::from(read_in_vain(key)))
+}
+
 fn take_over(key: &OpenKey, policy: &Policy, fence: i64, now: Instant) -> Decision {
-    let prior = after_lease_end(key);
-    let ownership = |prior| Ownership {
+    match at_rest(key, policy) {
+        AtRest::Queued(_) => Decision::Queued,
+        AtRest::Escalated => Decision::Escalated,
+        // Messages go out through their dispatchers alone.
+        AtRest::Expired if key.message && provider_remembers(key, policy, now) => Decision::Queued,
+        AtRest::NotApplied => Decision::Execute(anew(key, policy, Prior::NotApplied, fence, now)),
+        AtRest::Expired if provider_remembers(key, policy, now) => {
+            Decision::Execute(again(key, Prior::Expired, fence))
+        }
+        AtRest::Expired | AtRest::Unknown => Decision::Reconcile(again(key, Prior::Unknown, fence)),
+    }
+}
+
+fn provider_remembers(key: &OpenKey, policy: &Policy, now: Instant) -> bool {
+    within_window(key.first_claimed_at, Some(policy.provider_window), now)
+}
+
+/// Nothing happened so far: the key begins anew under today's policies.
+fn anew(key: &OpenKey, policy: &Policy, prior: Prior, fence: i64, now: Instant) -> Ownership {
+    Ownership {
+        kind: policy.kind,
+        first_claimed_at: now,
+        ..again(key, prior, fence)
+    }
+}
+
+fn again(key: &OpenKey, prior: Prior, fence: i64) -> Ownership {
+    Ownership {
         fence,
         attempt: key.attempt.saturating_add(1),
         prior,
         kind: key.kind,
         first_claimed_at: key.first_claimed_at,
-    };
-    match prior {
-        // Nothing happened: as after a sweep, the key begins anew under today's policies.
-        Prior::Nothing | Prior::NotApplied => Decision::Execute(Ownership {
-            kind: policy.kind,
-            first_claimed_at: now,
-            ..ownership(Prior::NotApplied)
-        }),
-        Prior::Unknown => Decision::Reconcile(ownership(Prior::Unknown)),
-        Prior::Expired
-            if within_window(key.first_claimed_at, Some(policy.provider_window), now) =>
-        {
-            Decision::Execute(ownership(Prior::Expired))
-        }
-        Prior::Expired => Decision::Reconcile(ownership(Prior::Unknown)),
+        reconciles: reconciles_at_rest(key),
     }
 }
 
-/// What an open key amounts to once nobody holds a lease on it, before and after a sweep alike.
-fn after_lease_end(key: &OpenKey) -> Prior {
-    let declared_unknown = key.state == OpenState::Unknown && key.lease_expires_at.is_none();
-    if declared_unknown || key.prior == Prior::Unknown {
-        return Prior::Unknown;
+/// What a dispatcher does with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Somebody has it, or a human has to decide.
+    Not,
+    /// Send it.
+    Execute(Ownership),
+    /// Read the other system first.
+    Reconcile(Ownership),
+    /// It was tried for the last time: a human has to decide from now on.
+    Escalate {
+        /// Reads in vain from now on.
+        reconciles: i32,
+    },
+}
+
+/// Decides a delivery. Whether the message is due has been checked.
+pub fn deliver(key: &OpenKey, policy: &Policy, now: Instant) -> Delivery {
+    if lease_end(key, now).is_some() {
+        return Delivery::Not;
     }
-    match key.kind {
-        EffectKind::External => Prior::Unknown,
-        EffectKind::Keyed => Prior::Expired,
-        EffectKind::Local => Prior::NotApplied,
+    let fence = next_fence(now, Some(key.fence));
+    match at_rest(key, policy) {
+        AtRest::Escalated if key.state == OpenState::InFlight => Delivery::Escalate {
+            reconciles: reconciles_at_rest(key),
+        },
+        AtRest::Escalated | AtRest::NotApplied => Delivery::Not,
+        AtRest::Queued(prior) => Delivery::Execute(anew(key, policy, prior, fence, now)),
+        AtRest::Expired if provider_remembers(key, policy, now) => {
+            Delivery::Execute(again(key, Prior::Expired, fence))
+        }
+        AtRest::Expired | AtRest::Unknown => Delivery::Reconcile(again(key, Prior::Unknown, fence)),
     }
+}
+
+/// Whether a key is in doubt: somebody has to read the other system, or a human to decide.
+/// A claim that lives in its transaction has no lease and is not.
+pub fn in_doubt(key: &OpenKey, policy: &Policy, now: Instant) -> bool {
+    let held = match key.state {
+        OpenState::InFlight => key.lease_expires_at.is_none_or(|at| now < at),
+        OpenState::Unknown | OpenState::Escalated | OpenState::Queued => false,
+    };
+    !held
+        && match at_rest(key, policy) {
+            AtRest::Unknown | AtRest::Escalated => true,
+            AtRest::Expired => !provider_remembers(key, policy, now),
+            AtRest::NotApplied | AtRest::Queued(_) => false,
+        }
 }
 
 /// What a sweep makes of an open key. It never changes an answer: `decide` says the same before and after.
@@ -258,45 +380,55 @@ fn after_lease_end(key: &OpenKey) -> Prior {
 pub enum Sweep {
     /// Nothing is due.
     Keep,
-    /// Its lease has ended and it may have happened: unknown. The lease end stays where it says more
-    /// than "unknown" (a keyed call that may be sent again); `None` otherwise.
-    Unknown(Option<Instant>),
+    /// Its lease has ended and it may have happened.
+    Unknown {
+        /// Reads in vain from now on.
+        reconciles: i32,
+    },
     /// The lease of a local claim has ended: nothing happened.
     LeaseExpired,
+    /// The same of a message: it waits for a dispatcher again.
+    Requeued,
+    /// Its lease has ended for the last time.
+    Escalated {
+        /// Reads in vain from now on.
+        reconciles: i32,
+    },
 }
 
 /// Decides what a sweep does with an open key.
-pub fn sweep(key: &OpenKey, now: Instant) -> Sweep {
-    match key.state {
-        OpenState::Unknown => Sweep::Keep,
-        OpenState::InFlight if lease_end(key, now).is_some() => Sweep::Keep,
-        OpenState::InFlight => match (key.prior, key.kind) {
-            (Prior::Unknown, _) => Sweep::Unknown(key.lease_expires_at),
-            (Prior::Nothing | Prior::NotApplied | Prior::Expired, EffectKind::Local) => {
-                Sweep::LeaseExpired
-            }
-            (
-                Prior::Nothing | Prior::NotApplied | Prior::Expired,
-                EffectKind::External | EffectKind::Keyed,
-            ) => Sweep::Unknown(key.lease_expires_at),
-        },
+pub fn sweep(key: &OpenKey, policy: &Policy, now: Instant) -> Sweep {
+    if key.state != OpenState::InFlight || lease_end(key, now).is_some() {
+        return Sweep::Keep;
+    }
+    let reconciles = reconciles_at_rest(key);
+    match at_rest(key, policy) {
+        AtRest::NotApplied => Sweep::LeaseExpired,
+        AtRest::Queued(_) => Sweep::Requeued,
+        AtRest::Expired | AtRest::Unknown => Sweep::Unknown { reconciles },
+        AtRest::Escalated => Sweep::Escalated { reconciles },
     }
 }
 
-/// What is left of a key when its claim is given back.
+/// What is left of a key when its claim ends without an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivenBack {
     /// A first claim disappears.
     Nothing,
-    /// The earlier attempt that provably had no effect.
+    /// An attempt that provably had no effect.
     NotApplied,
-    /// Unknown as it was found: declared (`None`), or by a lease that ended (some past instant).
+    /// In doubt: declared (`None`), or by a lease that ended (some past instant).
     Unknown(Option<Instant>),
+    /// A message waits for a dispatcher again; the next delivery finds this.
+    Queued(Prior),
+    /// A human has to decide.
+    Escalated,
 }
 
 /// What `idem_release` restores.
-pub fn given_back(prior: Prior, now: Instant) -> GivenBack {
-    match prior {
+pub fn given_back(key: &OpenKey, now: Instant) -> GivenBack {
+    match key.prior {
+        Prior::Nothing | Prior::NotApplied if key.message => GivenBack::Queued(key.prior),
         Prior::Nothing => GivenBack::Nothing,
         Prior::NotApplied => GivenBack::NotApplied,
         Prior::Unknown => GivenBack::Unknown(None),
@@ -306,10 +438,58 @@ pub fn given_back(prior: Prior, now: Instant) -> GivenBack {
 
 /// What the verdict `not_applied` leaves. A keyed attempt says nothing of the one before it, whose lease
 /// ended: that one stays open, and the provider's window keeps counting from it.
-pub fn not_applied(prior: Prior, now: Instant) -> GivenBack {
-    match prior {
-        Prior::Nothing | Prior::NotApplied | Prior::Unknown => GivenBack::NotApplied,
+pub fn not_applied(key: &OpenKey, policy: &Policy, now: Instant) -> GivenBack {
+    if key.message && key.tries >= policy.max_attempts {
+        return GivenBack::Escalated;
+    }
+    match key.prior {
         Prior::Expired => GivenBack::Unknown(Some(now)),
+        Prior::Nothing | Prior::NotApplied | Prior::Unknown => read_as_not_applied(key),
+    }
+}
+
+/// What is left where a read of the other system has shown that nothing was applied, by any attempt.
+pub fn read_as_not_applied(key: &OpenKey) -> GivenBack {
+    if key.message {
+        GivenBack::Queued(Prior::NotApplied)
+    } else {
+        GivenBack::NotApplied
+    }
+}
+
+/// What the verdict `unknown` leaves, and the number of reads in vain from then on.
+pub fn unknown(key: &OpenKey, policy: &Policy, was_read: WasRead) -> (GivenBack, i32) {
+    let in_vain = match was_read {
+        WasRead::Yes => true,
+        WasRead::IfToldTo => key.prior == Prior::Unknown,
+    };
+    let reconciles = key.reconciles.saturating_add(i32::from(in_vain));
+    let out_of_reads = in_vain && reconciles >= policy.max_reconciles;
+    let out_of_tries = key.message && key.tries >= policy.max_attempts;
+    if key.state == OpenState::Escalated || out_of_reads || out_of_tries {
+        (GivenBack::Escalated, reconciles)
+    } else {
+        (GivenBack::Unknown(None), reconciles)
+    }
+}
+
+/// Whether a verdict `unknown` tells of a read of the other system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WasRead {
+    /// The caller says so.
+    Yes,
+    /// Where the claim was told to reconcile.
+    IfToldTo,
+}
+
+/// The key as its last owner renews it: what a sweep has counted when the lease ended is taken back.
+pub fn renewed(key: &OpenKey, until: Instant) -> OpenKey {
+    let swept = key.state != OpenState::InFlight && key.prior == Prior::Unknown;
+    OpenKey {
+        state: OpenState::InFlight,
+        lease_expires_at: Some(until),
+        reconciles: key.reconciles.saturating_sub(i32::from(swept)),
+        ..*key
     }
 }
 
@@ -325,6 +505,8 @@ mod tests {
             window: Span::from_us(30 * 24 * HOUR_US),
             provider_window: Span::from_us(24 * HOUR_US).expect("positive"),
             kind,
+            max_attempts: 3,
+            max_reconciles: 2,
         }
     }
 
@@ -341,6 +523,9 @@ mod tests {
             attempt: 1,
             lease_expires_at,
             first_claimed_at: ago(HOUR_US),
+            message: false,
+            tries: 0,
+            reconciles: 0,
         }
     }
 
@@ -402,11 +587,15 @@ mod tests {
 
     #[test]
     fn a_keyed_attempt_without_effect_leaves_the_earlier_one_open() {
+        let mut key = open(EffectKind::Keyed, Some(NOW));
+        let policy = policy(EffectKind::Keyed);
+        key.prior = Prior::Expired;
         assert_eq!(
-            not_applied(Prior::Expired, NOW),
+            not_applied(&key, &policy, NOW),
             GivenBack::Unknown(Some(NOW))
         );
-        assert_eq!(not_applied(Prior::Unknown, NOW), GivenBack::NotApplied);
+        key.prior = Prior::Unknown;
+        assert_eq!(not_applied(&key, &policy, NOW), GivenBack::NotApplied);
     }
 
     #[test]
@@ -414,12 +603,85 @@ mod tests {
         for kind in [EffectKind::External, EffectKind::Keyed, EffectKind::Local] {
             let mut key = open(kind, Some(NOW));
             key.prior = Prior::Unknown;
-            assert!(matches!(
-                claim(Found::Open(key), kind),
-                Decision::Reconcile(_)
-            ));
-            assert_eq!(sweep(&key, NOW), Sweep::Unknown(Some(NOW)));
+            assert!(
+                matches!(claim(Found::Open(key), kind), Decision::Reconcile(o) if o.reconciles == 1)
+            );
+            assert_eq!(
+                sweep(&key, &policy(kind), NOW),
+                Sweep::Unknown { reconciles: 1 }
+            );
+            key.reconciles = 1;
+            assert_eq!(claim(Found::Open(key), kind), Decision::Escalated);
+            assert_eq!(
+                sweep(&key, &policy(kind), NOW),
+                Sweep::Escalated { reconciles: 2 }
+            );
         }
+    }
+
+    #[test]
+    fn reads_in_vain_are_counted_and_end_with_a_human() {
+        let mut key = open(EffectKind::External, Some(NOW));
+        let policy = policy(EffectKind::External);
+        let declared = GivenBack::Unknown(None);
+        assert_eq!(unknown(&key, &policy, WasRead::IfToldTo), (declared, 0));
+        key.prior = Prior::Unknown;
+        assert_eq!(unknown(&key, &policy, WasRead::IfToldTo), (declared, 1));
+        key.reconciles = 1;
+        let escalated = (GivenBack::Escalated, 2);
+        assert_eq!(unknown(&key, &policy, WasRead::IfToldTo), escalated);
+        key.state = OpenState::Escalated;
+        assert_eq!(unknown(&key, &policy, WasRead::Yes), escalated);
+    }
+
+    #[test]
+    fn a_message_is_queued_until_its_tries_are_used_up() {
+        let policy = policy(EffectKind::Local);
+        let mut key = open(EffectKind::Local, Some(NOW));
+        key.message = true;
+        for tries in 1..=3 {
+            key.tries = tries;
+            let last = tries == 3;
+            let told = if last {
+                Decision::Escalated
+            } else {
+                Decision::Queued
+            };
+            assert_eq!(claim(Found::Open(key), EffectKind::Local), told);
+            let left = if last {
+                GivenBack::Escalated
+            } else {
+                GivenBack::Queued(Prior::NotApplied)
+            };
+            assert_eq!(not_applied(&key, &policy, NOW), left);
+            let swept = if last {
+                Sweep::Escalated { reconciles: 0 }
+            } else {
+                Sweep::Requeued
+            };
+            assert_eq!(sweep(&key, &policy, NOW), swept);
+        }
+        assert_eq!(
+            deliver(&key, &policy, NOW),
+            Delivery::Escalate { reconciles: 0 }
+        );
+    }
+
+    #[test]
+    fn a_message_that_may_have_been_sent_is_delivered_to_be_read() {
+        let mut key = open(EffectKind::External, Some(NOW));
+        key.message = true;
+        let policy = policy(EffectKind::External);
+        assert!(matches!(
+            deliver(&key, &policy, NOW),
+            Delivery::Reconcile(_)
+        ));
+        key.state = OpenState::Queued;
+        assert!(
+            matches!(deliver(&key, &policy, NOW), Delivery::Execute(o) if o.first_claimed_at == NOW)
+        );
+        key.state = OpenState::Escalated;
+        assert_eq!(deliver(&key, &policy, NOW), Delivery::Not);
     }
 
     #[test]

@@ -23,6 +23,16 @@ pub fn key_digest(scope: &str, key: &str) -> [u8; KEY_DIGEST_BYTES] {
     texts_digest(&[scope, key])
 }
 
+/// The digest of an ordering key of one destination: its lock's tag.
+pub fn order_digest(scope: &str, destination: &str, ordering_key: &str) -> [u8; KEY_DIGEST_BYTES] {
+    texts_digest(&[scope, destination, ordering_key])
+}
+
+/// The digest of a destination: those who wait for its messages are woken by it.
+pub fn destination_digest(destination: &str) -> [u8; KEY_DIGEST_BYTES] {
+    texts_digest(&[destination])
+}
+
 /// The two halves of a key's lock tag: the first eight bytes of its digest as two big-endian numbers. Frozen for ever:
 /// backends of different library versions must take the same lock for the same key.
 pub fn lock_tag(digest: &[u8; KEY_DIGEST_BYTES]) -> (u32, u32) {

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of PostgreSQL, has no clock, no state and no unsafe code: what is here is tested without a server.
 
+pub mod backoff;
 pub mod canonical;
 pub mod decide;
 pub mod digest;

@@ -6,13 +6,14 @@
 
 use idempotency_core::decide::{
     self, Decision, EffectKind, FinishedKey, FinishedState, Found, GivenBack, OpenKey, OpenState,
-    Ownership, Policy, Prior, Sweep,
+    Ownership, Policy, Prior, Sweep, WasRead,
 };
 use idempotency_core::time::{Instant, Span};
 use proptest::prelude::*;
 
 const WINDOW_US: i64 = 1_000;
 const PROVIDER_WINDOW_US: i64 = 300;
+const MAX_RECONCILES: i32 = 3;
 const START: Instant = Instant(800_000_000_000_000);
 
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,9 @@ enum Truth {
     Open {
         first: Instant,
         attempts: Vec<Attempt>,
+        /// Reads of the other system that were promised and gave no answer; a lease that has ended meanwhile comes
+        /// on top.
+        in_vain: i32,
     },
     Done {
         at: Instant,
@@ -66,6 +70,7 @@ enum Word {
     InProgress,
     Replay,
     Rejected,
+    Escalated,
 }
 
 fn word(decision: Decision) -> Word {
@@ -75,7 +80,9 @@ fn word(decision: Decision) -> Word {
         Decision::InProgress(_) => Word::InProgress,
         Decision::Replay => Word::Replay,
         Decision::Rejected => Word::Rejected,
+        Decision::Escalated => Word::Escalated,
         Decision::Expired => unreachable!("no claim here says when it was issued"),
+        Decision::Queued => unreachable!("no key here is a message"),
     }
 }
 
@@ -88,12 +95,27 @@ fn must_be_told(truth: &Truth, kind: EffectKind, now: Instant) -> Word {
         Truth::Done {
             rejected: false, ..
         } => Word::Replay,
-        Truth::Open { first, attempts } => {
+        Truth::Open {
+            first,
+            attempts,
+            in_vain,
+        } => {
             let last = attempts.last().expect("an open key has an attempt");
             if let Attempt::Leased { until, .. } = last
                 && now < *until
             {
                 return Word::InProgress;
+            }
+            let read_ended = matches!(
+                last,
+                Attempt::Leased {
+                    told_to_reconcile: true,
+                    ..
+                }
+            );
+            let in_vain = in_vain + i32::from(read_ended);
+            if in_vain >= MAX_RECONCILES {
+                return Word::Escalated;
             }
             let in_doubt = attempts.iter().any(|attempt| match attempt {
                 Attempt::DeclaredUnknown => true,
@@ -130,6 +152,8 @@ impl History {
             window: Some(span(WINDOW_US)),
             provider_window: span(PROVIDER_WINDOW_US),
             kind,
+            max_attempts: 1,
+            max_reconciles: MAX_RECONCILES,
         };
         History {
             kind,
@@ -165,13 +189,19 @@ impl History {
         let Found::Open(key) = self.found else {
             return self.found;
         };
-        match decide::sweep(&key, self.now) {
+        match decide::sweep(&key, &self.policy, self.now) {
             Sweep::Keep => self.found,
-            Sweep::Unknown(lease_expires_at) => Found::Open(OpenKey {
+            Sweep::Unknown { reconciles } => Found::Open(OpenKey {
                 state: OpenState::Unknown,
-                lease_expires_at,
+                reconciles,
                 ..key
             }),
+            Sweep::Escalated { reconciles } => Found::Open(OpenKey {
+                state: OpenState::Escalated,
+                reconciles,
+                ..key
+            }),
+            Sweep::Requeued => unreachable!("no key here is a message"),
             Sweep::LeaseExpired => Found::Finished(FinishedKey {
                 state: FinishedState::LeaseExpired,
                 fence: key.fence,
@@ -202,9 +232,12 @@ impl History {
         let (own, told_to_reconcile) = match self.decide(self.found) {
             Decision::Execute(own) => (own, false),
             Decision::Reconcile(own) => (own, true),
-            Decision::InProgress(_) | Decision::Replay | Decision::Rejected | Decision::Expired => {
-                return Ok(());
-            }
+            Decision::InProgress(_)
+            | Decision::Replay
+            | Decision::Rejected
+            | Decision::Expired
+            | Decision::Queued
+            | Decision::Escalated => return Ok(()),
         };
         prop_assert!(own.fence > self.newest_fence, "fences grow");
         self.newest_fence = own.fence;
@@ -215,6 +248,7 @@ impl History {
             prior,
             kind,
             first_claimed_at,
+            reconciles,
         } = own;
         let until = Instant(self.now.0 + lease_us);
         self.found = Found::Open(OpenKey {
@@ -225,6 +259,9 @@ impl History {
             attempt,
             lease_expires_at: Some(until),
             first_claimed_at,
+            message: false,
+            tries: 0,
+            reconciles,
         });
         let leased = Attempt::Leased {
             until,
@@ -232,13 +269,26 @@ impl History {
         };
         match &mut self.truth {
             // An ended local attempt is known to have done nothing.
-            Truth::Open { attempts, .. } if self.kind != EffectKind::Local || told_to_reconcile => {
+            Truth::Open {
+                attempts, in_vain, ..
+            } if self.kind != EffectKind::Local || told_to_reconcile => {
+                if let Some(
+                    last @ Attempt::Leased {
+                        told_to_reconcile: true,
+                        ..
+                    },
+                ) = attempts.last_mut()
+                {
+                    *in_vain += 1;
+                    *last = Attempt::DeclaredUnknown;
+                }
                 attempts.push(leased);
             }
             Truth::Free | Truth::Done { .. } | Truth::Open { .. } => {
                 self.truth = Truth::Open {
                     first: self.now,
                     attempts: vec![leased],
+                    in_vain: 0,
                 };
             }
         }
@@ -255,7 +305,7 @@ impl History {
 
     fn declared_unknown(&self) -> bool {
         self.owned()
-            .is_some_and(|key| key.state == OpenState::Unknown && key.lease_expires_at.is_none())
+            .is_some_and(|key| key.state != OpenState::InFlight && key.lease_expires_at.is_none())
     }
 
     fn finish(&mut self, state: FinishedState) {
@@ -273,13 +323,35 @@ impl History {
     }
 
     fn declare_unknown(&mut self) {
-        let Some(key) = self.owned() else { return };
+        // The same call again changes nothing.
+        let Some(key) = self.owned().filter(|_| !self.declared_unknown()) else {
+            return;
+        };
+        // What a sweep has counted is this very read.
+        let key = decide::renewed(&key, self.now);
+        let (left, reconciles) = decide::unknown(&key, &self.policy, WasRead::IfToldTo);
+        let state = match left {
+            GivenBack::Escalated => OpenState::Escalated,
+            GivenBack::Unknown(None) => OpenState::Unknown,
+            other => panic!("unknown left {other:?}"),
+        };
         self.found = Found::Open(OpenKey {
-            state: OpenState::Unknown,
+            state,
             lease_expires_at: None,
+            reconciles,
             ..key
         });
-        if let Truth::Open { attempts, .. } = &mut self.truth {
+        if let Truth::Open {
+            attempts, in_vain, ..
+        } = &mut self.truth
+        {
+            if let Some(Attempt::Leased {
+                told_to_reconcile: true,
+                ..
+            }) = attempts.last()
+            {
+                *in_vain += 1;
+            }
             *attempts.last_mut().expect("an open key has an attempt") = Attempt::DeclaredUnknown;
         }
     }
@@ -289,11 +361,7 @@ impl History {
             return;
         };
         let until = Instant(self.now.0 + lease_us);
-        self.found = Found::Open(OpenKey {
-            state: OpenState::InFlight,
-            lease_expires_at: Some(until),
-            ..key
-        });
+        self.found = Found::Open(decide::renewed(&key, until));
         if let Truth::Open { attempts, .. } = &mut self.truth
             && let Some(Attempt::Leased { until: end, .. }) = attempts.last_mut()
         {
@@ -309,9 +377,9 @@ impl History {
         }
         self.owner_may_speak = false;
         let left = if tried {
-            decide::not_applied(key.prior, self.now)
+            decide::not_applied(&key, &self.policy, self.now)
         } else {
-            decide::given_back(key.prior, self.now)
+            decide::given_back(&key, self.now)
         };
         self.found = match left {
             GivenBack::Nothing => Found::Absent,
@@ -324,8 +392,10 @@ impl History {
             GivenBack::Unknown(lease_expires_at) => Found::Open(OpenKey {
                 state: OpenState::Unknown,
                 lease_expires_at,
+                reconciles: decide::renewed(&key, self.now).reconciles,
                 ..key
             }),
+            GivenBack::Queued(_) | GivenBack::Escalated => unreachable!("no key here is a message"),
         };
         let Truth::Open { attempts, .. } = &mut self.truth else {
             return;

@@ -4,7 +4,8 @@
 -- A test that waits for itself fails instead of hanging.
 SET statement_timeout = '60s';
 SET client_min_messages = warning;
-TRUNCATE idempotency.claim, idempotency.outcome, idempotency.scope, idempotency.scope_grant, idempotency.args_rule;
+TRUNCATE idempotency.claim, idempotency.outcome, idempotency.message, idempotency.event, idempotency.failure_kind,
+    idempotency.scope, idempotency.scope_grant, idempotency.args_rule;
 DROP SCHEMA IF EXISTS test CASCADE;
 CREATE SCHEMA test;
 GRANT USAGE ON SCHEMA test TO PUBLIC;

@@ -1,0 +1,1 @@
+../../../examples/dispatcher/dispatcher.py
