@@ -42,7 +42,7 @@ CREATE VIEW idempotency.outbox WITH (security_barrier) AS
            CASE WHEN c.state OPERATOR(pg_catalog.=) 'f' THEN 'in_flight'
                 WHEN c.state OPERATOR(pg_catalog.=) 'q' THEN 'queued'
                 WHEN c.state OPERATOR(pg_catalog.=) 'e' THEN 'escalated' ELSE 'unknown' END AS state,
-           m.enqueued_at, m.enqueued_by, NULLIF(m.due_at, 'infinity') AS due_at, c.tries, c.attempt, c.reconciles,
+           m.enqueued_at, m.enqueued_by, CASE WHEN m.due_at OPERATOR(pg_catalog.<>) 'infinity' THEN m.due_at END AS due_at, c.tries, c.attempt, c.reconciles,
            CASE WHEN c.tries OPERATOR(pg_catalog.>) 0 THEN c.claimed_by END AS claimed_by,
            CASE WHEN c.tries OPERATOR(pg_catalog.>) 0 THEN c.application_name END AS application_name,
            c.lease_expires_at, c.fence, c.reason, m.run, m.payload
