@@ -352,11 +352,18 @@ pub fn deliver(key: &OpenKey, policy: &Policy, now: Instant) -> Delivery {
             reconciles: reconciles_at_rest(key),
         },
         AtRest::Escalated | AtRest::NotApplied => Delivery::Not,
-        AtRest::Queued(prior) => Delivery::Execute(anew(key, policy, prior, fence, now)),
-        AtRest::Expired if provider_remembers(key, policy, now) => {
+        AtRest::Queued(prior @ (Prior::Nothing | Prior::NotApplied)) => {
+            Delivery::Execute(anew(key, policy, prior, fence, now))
+        }
+        // It became a message after an attempt that may have been sent: its window goes on counting from that one.
+        AtRest::Queued(Prior::Expired) | AtRest::Expired
+            if provider_remembers(key, policy, now) =>
+        {
             Delivery::Execute(again(key, Prior::Expired, fence))
         }
-        AtRest::Expired | AtRest::Unknown => Delivery::Reconcile(again(key, Prior::Unknown, fence)),
+        AtRest::Queued(Prior::Expired | Prior::Unknown) | AtRest::Expired | AtRest::Unknown => {
+            Delivery::Reconcile(again(key, Prior::Unknown, fence))
+        }
     }
 }
 
@@ -665,6 +672,21 @@ mod tests {
             deliver(&key, &policy, NOW),
             Delivery::Escalate { reconciles: 0 }
         );
+    }
+
+    #[test]
+    fn enqueuing_a_keyed_call_that_may_have_been_sent_does_not_begin_its_window_anew() {
+        let policy = policy(EffectKind::Keyed);
+        let mut key = open(EffectKind::Keyed, None);
+        (key.state, key.message, key.prior) = (OpenState::Queued, true, Prior::Expired);
+        assert!(
+            matches!(deliver(&key, &policy, NOW), Delivery::Execute(o) if o.first_claimed_at == key.first_claimed_at && o.prior == Prior::Expired)
+        );
+        key.first_claimed_at = ago(24 * HOUR_US);
+        assert!(matches!(
+            deliver(&key, &policy, NOW),
+            Delivery::Reconcile(_)
+        ));
     }
 
     #[test]
