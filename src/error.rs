@@ -60,6 +60,8 @@ pub enum Error {
     NotClaimant(Place),
     /// May not decide for a key without its fence.
     NotOperator(Place),
+    /// A reconciler that would have keys reconciled.
+    NestedReconcile,
     /// The scope names no reconciler.
     NoReconciler { scope: String },
     /// May not create scopes.
@@ -142,6 +144,7 @@ impl Error {
             Error::TooLarge { .. } => b"54000",
             Error::NotInstalled
             | Error::NoReconciler { .. }
+            | Error::NestedReconcile
             | Error::TableChanged { .. }
             | Error::IndexMissing { .. }
             | Error::WriteSuppressed { .. } => b"55000",
@@ -208,6 +211,7 @@ impl Error {
                     named(place)
                 )
             }
+            Error::NestedReconcile => "a reconciler must not call idem_reconcile".to_owned(),
             Error::NoReconciler { scope } => {
                 format!("scope {} has no reconciler", quoted(scope))
             }
@@ -289,6 +293,7 @@ impl Error {
             | Error::NotOwner { .. }
             | Error::MayNotCreate { .. }
             | Error::NoReconciler { .. }
+            | Error::NestedReconcile
             | Error::Function { .. }
             | Error::TooLarge { .. }
             | Error::NotInstalled
@@ -347,6 +352,9 @@ impl Error {
             Error::NotClaimant(_) => "Finish it as the role that claimed it, or as the scope's owner.".to_owned(),
             Error::NotOperator(_) => {
                 "Pass fence => the fence that idem_claim or idem_dispatch returned, or ask the scope's owner.".to_owned()
+            }
+            Error::NestedReconcile => {
+                "It reads the other system for one key and gives a verdict; other keys are reconciled by themselves.".to_owned()
             }
             Error::NoReconciler { scope } => format!(
                 "Name one: SELECT idem_scope_set({}, reconciler => 'schema.function').",

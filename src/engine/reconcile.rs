@@ -33,6 +33,9 @@ pub struct Answer {
 
 /// Reconciles one key for a session.
 pub fn reconcile(key: &ScopedKey, args: Option<Jsonb>) -> Result<Answer, Error> {
+    if reader::is_asking() {
+        return Err(Error::NestedReconcile);
+    }
     let (scope, tables) = claim::enter(key)?;
     let Some(reader) = scope.reconciler() else {
         return Err(Error::NoReconciler {

@@ -1,7 +1,7 @@
 //! Background worker plumbing: registering the launcher, starting one worker per database, transactions of
 //! their own. Follows src/test/modules/worker_spi and src/backend/postmaster/autovacuum.c.
 
-use super::{raise, server};
+use super::{latch, raise, server};
 use crate::error::Error;
 use pgrx::{pg_guard, pg_sys};
 use std::ffi::{CStr, c_char};
@@ -56,6 +56,35 @@ pub enum Visit {
     NoSlot,
 }
 
+/// After this much of a visit the worker is told to end: other databases are waiting.
+const VISIT_MS_MAX: i64 = 20_000;
+/// The end of a worker is looked for this often, should its signal be missed.
+const POLL_MS: i64 = 500;
+
+/// Waits until the worker exits, and after `VISIT_MS_MAX` terminates it.
+///
+/// # Safety
+/// `handle` must be of a worker that notifies this process.
+unsafe fn wait_for_end(handle: *mut pg_sys::BackgroundWorkerHandle) {
+    let begun = server::now();
+    let mut told = false;
+    loop {
+        let mut pid = 0;
+        // SAFETY: promised by the caller.
+        let status = unsafe { pg_sys::GetBackgroundWorkerPid(handle, &raw mut pid) };
+        if status == pg_sys::BgwHandleStatus::BGWH_STOPPED {
+            return;
+        }
+        if !told && server::now().since(begun) > VISIT_MS_MAX * 1_000 {
+            pgrx::log!("idempotency: the worker of a database took too long and is terminated");
+            // SAFETY: as above.
+            unsafe { pg_sys::TerminateBackgroundWorker(handle) };
+            told = true;
+        }
+        latch::sleep(POLL_MS);
+    }
+}
+
 /// Starts a worker for one database and waits until it exits.
 pub fn visit_database(database: pg_sys::Oid) -> Visit {
     let mut worker = describe(
@@ -73,7 +102,7 @@ pub fn visit_database(database: pg_sys::Oid) -> Visit {
         if !pg_sys::RegisterDynamicBackgroundWorker(&raw mut worker, &raw mut handle) {
             return Visit::NoSlot;
         }
-        pg_sys::WaitForBackgroundWorkerShutdown(handle);
+        wait_for_end(handle);
         pg_sys::pfree(handle.cast());
     }
     Visit::Done

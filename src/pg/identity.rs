@@ -39,6 +39,26 @@ pub fn role_exists(role: pg_sys::Oid) -> bool {
     unsafe { !pg_sys::GetUserNameFromId(role, true).is_null() }
 }
 
+/// The owner of a function, if it is there.
+pub fn function_owner(function: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    let cache = pg_sys::SysCacheIdentifier::PROCOID as c_int;
+    // SAFETY: a catalogue look-up; the row is read before it is given back.
+    unsafe {
+        let row = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(function));
+        if row.is_null() {
+            return None;
+        }
+        let header = (*row).t_data;
+        let form = header
+            .cast::<u8>()
+            .add(usize::from((*header).t_hoff))
+            .cast::<pg_sys::FormData_pg_proc>();
+        let owner = (*form).proowner;
+        pg_sys::ReleaseSysCache(row);
+        Some(owner)
+    }
+}
+
 /// Whether the role may execute the function.
 pub fn may_execute(role: pg_sys::Oid, function: pg_sys::Oid) -> bool {
     let wanted = pg_sys::AclMode::from(pg_sys::ACL_EXECUTE);

@@ -12,6 +12,7 @@ use super::{bgworker, identity, xact};
 use crate::error::Error;
 use idempotency_core::time::Instant;
 use pgrx::pg_sys;
+use std::cell::Cell;
 
 /// What a reconciler found.
 #[derive(Clone)]
@@ -44,13 +45,7 @@ pub fn checked_name(name: &str, role: pg_sys::Oid) -> Result<String, Error> {
     }
     // SAFETY: catalogue look-ups; parsing a name may raise 42601 or 42602, which says what is wrong with it.
     unsafe {
-        let c_name = text::to_c(name);
-        #[cfg(feature = "pg15")]
-        let names = pg_sys::stringToQualifiedNameList(c_name);
-        #[cfg(not(feature = "pg15"))]
-        let names = pg_sys::stringToQualifiedNameList(c_name, std::ptr::null_mut());
-        let arguments = [pg_sys::TEXTOID, pg_sys::JSONBOID, pg_sys::TIMESTAMPTZOID];
-        let function = pg_sys::LookupFuncName(names, 3, arguments.as_ptr(), true);
+        let function = look_up(name);
         let shown = crate::error::quoted(name);
         if function == pg_sys::InvalidOid {
             return Err(wrong(
@@ -66,14 +61,8 @@ pub fn checked_name(name: &str, role: pg_sys::Oid) -> Result<String, Error> {
                 format!("function {shown} does not return a row of OUT columns"),
             ));
         }
-        if !identity::may_execute(role, function) {
-            return Err(wrong(
-                b"42501",
-                format!(
-                    "the scope's owner {} may not execute function {shown}",
-                    crate::error::quoted(&identity::role_name(role))
-                ),
-            ));
+        if let Err(why) = may_run(function, role) {
+            return Err(wrong(b"42501", format!("{why}: function {shown}")));
         }
         let schema = pg_sys::get_namespace_name(pg_sys::get_func_namespace(function));
         let plain = pg_sys::get_func_name(function);
@@ -83,7 +72,82 @@ pub fn checked_name(name: &str, role: pg_sys::Oid) -> Result<String, Error> {
     }
 }
 
-/// Asks the reconciler of this kept name. An error of its own comes back as its message.
+/// The function of this name with a reconciler's arguments, or `InvalidOid`.
+unsafe fn look_up(name: &str) -> pg_sys::Oid {
+    // SAFETY: as in `checked_name`.
+    unsafe {
+        let c_name = text::to_c(name);
+        #[cfg(feature = "pg15")]
+        let names = pg_sys::stringToQualifiedNameList(c_name);
+        #[cfg(not(feature = "pg15"))]
+        let names = pg_sys::stringToQualifiedNameList(c_name, std::ptr::null_mut());
+        let arguments = [pg_sys::TEXTOID, pg_sys::JSONBOID, pg_sys::TIMESTAMPTZOID];
+        pg_sys::LookupFuncName(names, 3, arguments.as_ptr(), true)
+    }
+}
+
+/// Whether the function may run with the rights of the scope's owner. Whoever owns it writes what it does, so its
+/// owner must have those rights already: else another's function under the same name would gain them.
+fn may_run(function: pg_sys::Oid, scope_owner: pg_sys::Oid) -> Result<(), &'static str> {
+    if !identity::role_exists(scope_owner) {
+        return Err("the scope's owner is gone");
+    }
+    let Some(function_owner) = identity::function_owner(function) else {
+        return Err("the function is gone");
+    };
+    if !identity::has_rights_of(function_owner, scope_owner) {
+        return Err("the function's owner lacks the rights of the scope's owner");
+    }
+    if !identity::may_execute(scope_owner, function) {
+        return Err("the scope's owner may not execute it");
+    }
+    Ok(())
+}
+
+/// Finds the function of a kept name again and holds off its DROP to the end of the subtransaction.
+fn find_again(name: &str, scope_owner: pg_sys::Oid) -> Result<(), &'static str> {
+    // SAFETY: catalogue look-ups, and a lock that the subtransaction frees.
+    unsafe {
+        let function = look_up(name);
+        if function == pg_sys::InvalidOid {
+            return Err("the function is gone");
+        }
+        let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        pg_sys::LockDatabaseObject(pg_sys::ProcedureRelationId, function, 0, mode);
+        if look_up(name) != function {
+            return Err("the function was replaced just now");
+        }
+        may_run(function, scope_owner)
+    }
+}
+
+thread_local! {
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a reconciler runs in this session.
+pub fn is_asking() -> bool {
+    ASKING.get()
+}
+
+/// A reconciler runs for as long as this lives, on every path.
+struct Asking;
+
+impl Asking {
+    fn begin() -> Asking {
+        ASKING.set(true);
+        Asking
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        ASKING.set(false);
+    }
+}
+
+/// Asks the reconciler of this kept name. An error of its own comes back as its message. It is a read: whatever else
+/// it did, its claims, settings and locks included, is undone.
 pub fn ask(
     name: &str,
     owner: pg_sys::Oid,
@@ -105,9 +169,11 @@ pub fn ask(
             value: Value::Timestamp(question.first_claimed_at),
         },
     ];
-    let rows = xact::subtransaction_or(|| {
+    let _asking = Asking::begin();
+    let rows = xact::undone(|| {
         time_limit::within(limit_ms, runner, || {
-            identity::restricted_as(owner, || {
+            find_again(name, owner)?;
+            Ok(identity::restricted_as(owner, || {
                 // SAFETY: the nest level is left here, or by the abort of the subtransaction.
                 unsafe {
                     let level = pg_sys::NewGUCNestLevel();
@@ -123,16 +189,16 @@ pub fn ask(
                             evidence: row.jsonb(3),
                         },
                     );
-                    // What the function has set goes with it.
                     pg_sys::AtEOXact_GUC(false, level);
                     rows
                 }
-            })
+            }))
         })
     });
     match rows {
         Ended::Failed(message) => Err(message),
-        Ended::InTime(rows) => match <[Found; 1]>::try_from(rows) {
+        Ended::InTime(Err(why)) => Err(str::to_owned(why)),
+        Ended::InTime(Ok(rows)) => match <[Found; 1]>::try_from(rows) {
             Ok([found]) => Ok(found),
             Err(rows) => Err(format!("{} rows instead of one", rows.len())),
         },

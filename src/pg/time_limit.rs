@@ -41,7 +41,7 @@ pub enum Ended<T> {
     Failed(String),
 }
 
-/// Runs `body` for `limit_ms` at most, in a subtransaction of the caller's: whatever is not `InTime` must be undone.
+/// Runs `body`, which must not come here again, for `limit_ms` at most, in a subtransaction of the caller's: whatever is not `InTime` must be undone.
 /// A cancel that is not ours goes on.
 pub fn within<T>(limit_ms: i32, runner: Runner, body: impl FnOnce() -> T) -> Ended<T> {
     // SAFETY: registered once in this process; both are disabled on every path below.
@@ -64,26 +64,24 @@ pub fn within<T>(limit_ms: i32, runner: Runner, body: impl FnOnce() -> T) -> End
         outcome
     };
     let over = IS_OVER.swap(false, Ordering::Relaxed);
+    // It may have fired just as the code ended: the cancel is not for what comes after. One of the user's own that came in
+    // the same moment is lost with it, as pg_cancel_backend may be at any time.
+    if over {
+        // SAFETY: a flag of this process.
+        unsafe { pg_sys::QueryCancelPending = 0 };
+    }
     match outcome {
-        Ok(value) => {
-            // It fired just as the code ended: the cancel is not for what comes after. One of the user's own that came
-            // in the same moment is lost with it, as pg_cancel_backend may be at any time.
-            if over {
-                // SAFETY: a flag of this process.
-                unsafe { pg_sys::QueryCancelPending = 0 };
-            }
-            Ended::InTime(value)
-        }
+        Ok(value) => Ended::InTime(value),
         Err(Caught::Postgres {
             code: PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
             ..
         }) if over => Ended::Failed(format!("no answer within {limit_ms} ms")),
-        Err(Caught::Postgres { code, panic, .. })
-            if code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED
-                || code == PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN =>
-        {
-            std::panic::resume_unwind(panic)
-        }
+        Err(Caught::Postgres {
+            code: PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
+            panic,
+            ..
+        }) => std::panic::resume_unwind(panic),
+        // Not a termination: that is FATAL and passes nobody.
         Err(Caught::Postgres { message, .. }) => Ended::Failed(message),
         Err(Caught::Other(panic)) => std::panic::resume_unwind(panic),
     }

@@ -2,7 +2,6 @@
 //! commit, has committed, or is gone. Follows src/backend/access/transam/xact.c.
 
 use super::raise;
-use super::time_limit::Ended;
 use crate::error::Error;
 use pgrx::pg_sys::{SubXactEvent, XactEvent};
 use pgrx::{pg_guard, pg_sys};
@@ -25,9 +24,9 @@ pub fn subtransaction<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, S
     within_subtransaction(|| raise::catch_message(body), Result::is_ok)
 }
 
-/// Runs `body` in a subtransaction of its own, undone where it failed.
-pub fn subtransaction_or<T>(body: impl FnOnce() -> Ended<T>) -> Ended<T> {
-    within_subtransaction(body, |ended| matches!(ended, Ended::InTime(_)))
+/// Runs `body` in a subtransaction of its own that is undone in any case: only what it gives back stays.
+pub fn undone<T>(body: impl FnOnce() -> T) -> T {
+    within_subtransaction(body, |_| false)
 }
 
 /// The subtransaction ends on every path, also where a cancel passes through: else the whole session would be left

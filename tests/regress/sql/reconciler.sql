@@ -228,7 +228,7 @@ ROLLBACK TO a;
 SELECT state FROM idem_peek('slow', 'pay');
 COMMIT;
 RESET idempotency.reconcile_timeout;
--- Its writes are kept where it answers, and undone where it fails.
+-- It is a read: what it writes is undone, where it answers and where it fails.
 CREATE TABLE test.log (note text);
 GRANT INSERT ON test.log TO regress_owner;
 SET ROLE regress_owner;
