@@ -24,6 +24,7 @@ CREATE FUNCTION @extschema@.idem_dispatch(
     max_rows pg_catalog.int4,
     lease pg_catalog.interval,
     wait pg_catalog.interval DEFAULT NULL,
+    scopes pg_catalog.text[] DEFAULT NULL,
     OUT key pg_catalog.text,
     OUT scope pg_catalog.text,
     OUT fence pg_catalog.int8,
@@ -34,8 +35,8 @@ CREATE FUNCTION @extschema@.idem_dispatch(
     OUT lease_expires_at pg_catalog.timestamptz,
     OUT reason pg_catalog.text
 ) RETURNS SETOF pg_catalog.record LANGUAGE c AS 'MODULE_PATHNAME', 'idem_dispatch';
-COMMENT ON FUNCTION @extschema@.idem_dispatch(pg_catalog.text, pg_catalog.int4, pg_catalog.interval, pg_catalog.interval) IS
-    'takes messages that are due, each under a lease and a fence: decision execute (send it, with the key as its idempotency key) or reconcile (read the other system first). COMMIT before sending, then idem_complete, idem_fail or idem_resolve. wait waits that long for the first';
+COMMENT ON FUNCTION @extschema@.idem_dispatch(pg_catalog.text, pg_catalog.int4, pg_catalog.interval, pg_catalog.interval, pg_catalog.text[]) IS
+    'takes messages that are due, each under a lease and a fence: decision execute (send it, with the key as its idempotency key) or reconcile (read the other system first). COMMIT before sending, then idem_complete, idem_fail or idem_resolve. wait waits that long for the first; scopes says whose messages, else those of every scope that you may use';
 
 CREATE VIEW idempotency.outbox WITH (security_barrier) AS
     SELECT m.scope, m.key, m.destination, m.ordering_key,

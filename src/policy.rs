@@ -100,6 +100,16 @@ pub fn by_name(name: &str) -> Result<Option<Rc<Scope>>, Error> {
     Ok(found)
 }
 
+/// All scopes that the current role may use.
+pub fn all_usable() -> Result<Vec<Rc<Scope>>, Error> {
+    let role = identity::current_role();
+    let mut usable = Vec::new();
+    for id in scope::ids()? {
+        usable.extend(by_id(id)?.filter(|scope| scope.may_use(role)));
+    }
+    Ok(usable)
+}
+
 /// The scope with this id, whoever asks.
 pub fn by_id(id: i32) -> Result<Option<Rc<Scope>>, Error> {
     if let Some(found) = cached(|cache| cache.by_id.get(&id).cloned()) {

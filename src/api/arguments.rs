@@ -9,6 +9,8 @@ use idempotency_core::time::Span;
 
 /// Shortest lease: one millisecond.
 const LEASE_US_MIN: i64 = 1_000;
+/// Longest window, lease, wait and delay: a hundred years of twelve 30-day months.
+pub const SPAN_US_MAX: i64 = 100 * 12 * 30 * 86_400_000_000;
 
 /// Scope and key of a call.
 pub fn scoped_key(call: &Call, key: usize, scope: usize) -> Result<ScopedKey, Error> {
@@ -32,7 +34,11 @@ pub fn leased_terms(call: &Call, scope: &str) -> Result<Terms, Error> {
 
 /// A lease between a millisecond and the scope's `max_lease`.
 pub fn lease(given: IntervalArgument, scope: &Scope) -> Result<Span, Error> {
-    let limit = scope.max_lease();
+    lease_within(given, scope.max_lease())
+}
+
+/// A lease between a millisecond and the limit.
+pub fn lease_within(given: IntervalArgument, limit: Span) -> Result<Span, Error> {
     let span = match given {
         IntervalArgument::Us(us) if us >= LEASE_US_MIN => Span::from_us(us),
         IntervalArgument::Us(_) | IntervalArgument::Absurd => None,

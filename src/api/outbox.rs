@@ -9,18 +9,15 @@ use crate::guc;
 use crate::pg::call::{Call, IntervalArgument, Reply};
 use crate::pg::server;
 use crate::pg::value::Value;
+use crate::policy::{self, Scope};
 use crate::sql_function;
-use idempotency_core::time::Span;
+use std::rc::Rc;
 
 sql_function!(idem_enqueue, pg_finfo_idem_enqueue, enqueue_body);
 sql_function!(idem_dispatch, pg_finfo_idem_dispatch, dispatch_body);
 
 const DESTINATION_BYTES_MAX: usize = 255;
 const ORDERING_KEY_BYTES_MAX: usize = 1_024;
-/// Longest delay: a hundred years of twelve 30-day months.
-const DELAY_US_MAX: i64 = 100 * 12 * 30 * 86_400_000_000;
-/// Shortest lease: one millisecond.
-const LEASE_US_MIN: i64 = 1_000;
 
 fn enqueue_body(call: &Call) -> Result<Reply, Error> {
     server::require_writable(c"idem_enqueue()")?;
@@ -82,7 +79,7 @@ fn sized(text: String, name: &str, bytes_max: usize) -> Result<String, Error> {
 fn delay_us(given: Option<IntervalArgument>) -> Result<i64, Error> {
     match given {
         None => Ok(0),
-        Some(IntervalArgument::Us(us)) if (0..=DELAY_US_MAX).contains(&us) => Ok(us),
+        Some(IntervalArgument::Us(us)) if (0..=arguments::SPAN_US_MAX).contains(&us) => Ok(us),
         Some(IntervalArgument::Us(_) | IntervalArgument::Absurd) => Err(Error::bad_value(
             "delay must be between 0 and 100 years",
             "Give an interval with its unit, such as '10 minutes'.",
@@ -102,23 +99,54 @@ fn dispatch_body(call: &Call) -> Result<Reply, Error> {
                 "Take as many as can be sent within the lease.",
             )
         })?;
-    let lease = match call.interval(2).ok_or(Error::NullArgument("lease"))? {
-        IntervalArgument::Us(us) if us >= LEASE_US_MIN => Span::from_us(us),
-        IntervalArgument::Us(_) | IntervalArgument::Absurd => None,
+    let lease = call.interval(2).ok_or(Error::NullArgument("lease"))?;
+    let named = call.text_array(4, "scopes")?;
+    let scopes = dispatched_scopes(named.clone())?;
+    // Scopes that were not asked for must not stand in the way: those that allow no such lease are left out. A lease is
+    // never cut: who sends must be able to count on it.
+    let leases = scopes.iter().map(|scope| scope.max_lease());
+    let limit = if named.is_some() {
+        leases.min()
+    } else {
+        leases.max()
     };
+    let Some(limit) = limit else {
+        return Ok(Reply::Rows(Vec::new()));
+    };
+    let lease = arguments::lease_within(lease, limit)?;
+    let (served, left_out): (Vec<_>, Vec<_>) =
+        scopes.iter().partition(|scope| lease <= scope.max_lease());
     let request = Request {
         destination: destination(call.text(0))?,
         rows_max,
-        lease: lease.ok_or_else(|| {
-            Error::bad_value(
-                "lease must be at least 1 millisecond",
-                "Give an interval with its unit, such as lease => '30 seconds'.",
-            )
-        })?,
+        lease,
         wait_us: arguments::wait_us(call.interval(3))?.unwrap_or(0),
+        scope_ids: served.iter().map(|scope| scope.id()).collect(),
     };
     let delivered = dispatch::dispatch(&request)?;
+    if delivered.is_empty() {
+        for scope in left_out {
+            if dispatch::is_any_due(scope, &request.destination)? {
+                server::warn(&format!(
+                    "messages of scope {} are left: its max_lease is {}",
+                    crate::error::quoted(scope.name()),
+                    scope.max_lease().in_words()
+                ));
+            }
+        }
+    }
     Ok(Reply::Rows(delivered.into_iter().map(row).collect()))
+}
+
+/// The scopes whose messages are asked for: those named, else all that the caller may use.
+fn dispatched_scopes(named: Option<Vec<Option<String>>>) -> Result<Vec<Rc<Scope>>, Error> {
+    match named {
+        Some(names) => names
+            .into_iter()
+            .map(|name| policy::usable(&policy::checked_name(name)?))
+            .collect(),
+        None => policy::all_usable(),
+    }
 }
 
 fn row(delivered: Delivered) -> Vec<Value> {

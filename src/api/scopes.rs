@@ -1,6 +1,7 @@
 //! `idem_scope_set`, `_reset`, `_drop`, `_grant`, `_revoke`, `idem_guarantee`, and the trigger that tells
 //! sessions to read the scopes again.
 
+use super::arguments::SPAN_US_MAX;
 use crate::engine::open_claims;
 use crate::error::Error;
 use crate::pg::call::{Call, IntervalArgument, Reply};
@@ -28,8 +29,6 @@ sql_function!(
     scopes_changed
 );
 
-/// Longest window, lease and wait that a scope takes: a hundred years of twelve 30-day months.
-const SPAN_US_MAX: i64 = 100 * 12 * 30 * 86_400_000_000;
 /// Largest max_attempts and max_reconciles.
 const TIMES_MAX: i32 = 1_000_000;
 const RESULT_BYTES_MAX: i32 = 256 * 1_024 * 1_024;

@@ -446,7 +446,7 @@ fn own(
         claimed_at: now,
         claimed_by: identity::current_role(),
         claimed_pid: server::backend_pid(),
-        application_name: Some(server::application_name()).filter(|name| !name.is_empty()),
+        application_name: server::application_name(),
         in_doubt_since: in_doubt_since(before, ownership, now),
         retry_at: None,
     };

@@ -18,13 +18,15 @@ use crate::pg::{identity, server};
 use crate::policy::{self, Scope};
 use crate::store::claim::OpenRow;
 use crate::store::message::{Candidate, MessageRow, Messages, NEVER};
-use crate::store::{KeyTables, Stands, scope};
+use crate::store::{KeyTables, Stands};
+use idempotency_core::backoff;
 use idempotency_core::decide::{
     self, Delivery, EffectKind, OpenKey, OpenState, Ownership, Prior, Sweep,
 };
 use idempotency_core::digest;
 use idempotency_core::time::{Instant, Span};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 /// Messages of one `idem_dispatch`.
@@ -40,6 +42,8 @@ pub struct Request {
     pub rows_max: usize,
     pub lease: Span,
     pub wait_us: i64,
+    /// Scopes that the caller may use.
+    pub scope_ids: Vec<i32>,
 }
 
 /// A message in a dispatcher's hands.
@@ -50,11 +54,12 @@ pub struct Delivered {
     pub message: MessageRow,
 }
 
+/// Places in the ordering keys that a session remembers.
+const PLACES_MAX: usize = 1_000;
+
 thread_local! {
-    /// Calls of this session: who comes first changes with each.
-    static TURN: Cell<usize> = const { Cell::new(0) };
-    /// Where a look over ordering keys was cut short: scope, destination, ordering key.
-    static CUT_SHORT: RefCell<Option<(i32, String, String)>> = const { RefCell::new(None) };
+    /// Where the last look over the ordering keys of a scope and destination ended, if not at their end.
+    static PLACES: RefCell<HashMap<(i32, String), String>> = RefCell::new(HashMap::new());
 }
 
 /// Takes what is due, waiting for the first.
@@ -62,8 +67,9 @@ pub fn dispatch(request: &Request) -> Result<Vec<Delivered>, Error> {
     let patience = Patience::new(Some(request.wait_us), 0, server::now());
     let mut rounds: u32 = 0;
     loop {
-        let taken = take(request)?;
-        if !taken.is_empty() || !patience.for_lease(server::now()) {
+        let (taken, wrote) = take(request)?;
+        // What was escalated is to be committed, and its locks given back.
+        if wrote || !patience.for_lease(server::now()) {
             if rounds > 0 {
                 wait::end();
             }
@@ -75,6 +81,16 @@ pub fn dispatch(request: &Request) -> Result<Vec<Delivered>, Error> {
     }
 }
 
+/// Whether a message of the scope is due. Others may have it.
+pub fn is_any_due(scope: &Scope, destination: &str) -> Result<bool, Error> {
+    let messages = Messages::open(Mode::Read)?;
+    let now = server::now();
+    let unordered = messages.due(scope.id(), destination, now, None, 1);
+    let ordered = messages.heads(scope.id(), destination, None, 1);
+    messages.close();
+    Ok(!unordered.is_empty() || !ordered.is_empty())
+}
+
 /// One look over the scopes that the caller may use.
 struct Look<'a> {
     request: &'a Request,
@@ -82,36 +98,36 @@ struct Look<'a> {
     messages: &'a Messages,
     rows_max: usize,
     taken: Vec<Delivered>,
-    /// Whether anything was written: then the tables' locks stay.
-    wrote: bool,
+    /// Messages that were tried for the last time.
+    escalated: usize,
 }
 
-fn take(request: &Request) -> Result<Vec<Delivered>, Error> {
+/// What was taken, and whether anything was written.
+fn take(request: &Request) -> Result<(Vec<Delivered>, bool), Error> {
     let tables = KeyTables::open(Mode::Write)?;
     let messages = Messages::open(Mode::Write)?;
-    let turn = TURN.get();
-    TURN.set(turn.wrapping_add(1));
+    // Refused as a claim would be, instead of finding nothing for ever.
+    open_claims::require_room(1)?;
     let mut look = Look {
         request,
         tables: &tables,
         messages: &messages,
         rows_max: request.rows_max.min(open_claims::room()),
         taken: Vec::new(),
-        wrote: false,
+        escalated: 0,
     };
-    // Refused as a claim would be, instead of finding nothing for ever.
-    if look.rows_max == 0 {
-        open_claims::require_room(1)?;
-    }
+    // A new draw each time: no scope and neither kind of message always comes first.
+    let draw = backoff::spread(
+        server::now().0.unsigned_abs() ^ u64::from(server::backend_pid().unsigned_abs()),
+    );
+    let mut ids = request.scope_ids.clone();
+    ids.sort_by_key(|id| backoff::spread(draw ^ u64::from(id.unsigned_abs())));
     let role = identity::current_role();
-    let ids = scope::ids()?;
-    for at in 0..ids.len() {
-        let Some(scope) =
-            policy::by_id(ids[(at + turn) % ids.len()])?.filter(|scope| scope.may_use(role))
-        else {
+    for id in ids {
+        let Some(scope) = policy::by_id(id)?.filter(|scope| scope.may_use(role)) else {
             continue;
         };
-        if turn.is_multiple_of(2) {
+        if draw.is_multiple_of(2) {
             look.unordered(&scope)?;
             look.ordered(&scope)?;
         } else {
@@ -119,7 +135,8 @@ fn take(request: &Request) -> Result<Vec<Delivered>, Error> {
             look.unordered(&scope)?;
         }
     }
-    let Look { taken, wrote, .. } = look;
+    let wrote = !look.taken.is_empty() || look.escalated > 0;
+    let taken = look.taken;
     if wrote {
         messages.keep();
         tables.keep();
@@ -127,12 +144,12 @@ fn take(request: &Request) -> Result<Vec<Delivered>, Error> {
         messages.close();
         tables.close();
     }
-    Ok(taken)
+    Ok((taken, wrote))
 }
 
 impl Look<'_> {
     fn is_full(&self) -> bool {
-        self.taken.len() >= self.rows_max
+        self.taken.len() + self.escalated >= self.rows_max
     }
 
     fn unordered(&mut self, scope: &Rc<Scope>) -> Result<(), Error> {
@@ -158,35 +175,39 @@ impl Look<'_> {
         Ok(())
     }
 
+    /// Goes on where the last look ended, so that ordering keys behind many others, and behind busy ones, are reached.
     fn ordered(&mut self, scope: &Rc<Scope>) -> Result<(), Error> {
         let destination = &self.request.destination;
-        let mut from = CUT_SHORT.take().and_then(|(id, name, ordering_key)| {
-            (id == scope.id() && name == *destination).then_some(ordering_key)
-        });
+        let place = (scope.id(), destination.clone());
+        let mut from = PLACES.with_borrow_mut(|places| places.remove(&place));
         let mut looked_at: usize = 0;
-        while !self.is_full() {
-            if looked_at >= ORDERING_KEYS_MAX {
-                CUT_SHORT.set(from.map(|from| (scope.id(), destination.clone(), from)));
-                return Ok(());
-            }
+        while !self.is_full() && looked_at < ORDERING_KEYS_MAX {
             let page = self
                 .messages
                 .heads(scope.id(), destination, from.as_deref(), PAGE_ROWS);
-            looked_at += page.len();
-            let Some((last, _)) = page.last() else {
+            if page.is_empty() {
                 return Ok(());
-            };
-            from = Some(last.clone());
+            }
             let now = server::now();
-            for (_, candidate) in page {
+            for (ordering_key, candidate) in page {
                 server::check_for_interrupts();
                 if self.is_full() {
-                    return Ok(());
+                    break;
                 }
+                looked_at += 1;
+                from = Some(ordering_key);
                 if candidate.due_at <= now {
                     self.try_take(scope, &candidate)?;
                 }
             }
+        }
+        if let Some(from) = from {
+            PLACES.with_borrow_mut(|places| {
+                if places.len() >= PLACES_MAX {
+                    places.clear();
+                }
+                places.insert(place, from);
+            });
         }
         Ok(())
     }
@@ -244,15 +265,14 @@ impl Look<'_> {
             lock.release();
             return Ok(());
         }
-        record::require_visible(self.tables, &key)?;
-        self.wrote = true;
+        // A snapshot that cannot see the message leaves it to others.
+        if record::require_visible(self.tables, &key).is_err() {
+            lock.release();
+            return Ok(());
+        }
         match delivery {
-            Delivery::Execute(own) => {
-                self.deliver(scope, key, Word::Execute, own, row, message, now)
-            }
-            Delivery::Reconcile(own) => {
-                self.deliver(scope, key, Word::Reconcile, own, row, message, now)
-            }
+            Delivery::Execute(own) => self.deliver(key, Word::Execute, own, row, message, now),
+            Delivery::Reconcile(own) => self.deliver(key, Word::Reconcile, own, row, message, now),
             Delivery::Not => unreachable!("no message was looked up"),
             Delivery::Escalate { reconciles } => {
                 let open = OpenKey {
@@ -267,6 +287,7 @@ impl Look<'_> {
                 let in_flight = trail::open_name(OpenState::InFlight);
                 site.leave_open(in_flight, &row, Stands::InClaim, open, grounds)?;
                 open_claims::add_lock(key.digest);
+                self.escalated += 1;
                 Ok(())
             }
         }
@@ -275,7 +296,6 @@ impl Look<'_> {
     #[expect(clippy::too_many_arguments, reason = "what a delivery knows, once")]
     fn deliver(
         &mut self,
-        scope: &Scope,
         key: ScopedKey,
         word: Word,
         own: Ownership,
@@ -283,16 +303,6 @@ impl Look<'_> {
         message: MessageRow,
         now: Instant,
     ) -> Result<(), Error> {
-        if self.request.lease > scope.max_lease() {
-            return Err(Error::bad_value(
-                format!(
-                    "lease must be between 1 millisecond and {}, the max_lease of scope {}",
-                    scope.max_lease().in_words(),
-                    crate::error::quoted(scope.name())
-                ),
-                "Give an interval with its unit, such as lease => '30 seconds'.",
-            ));
-        }
         let in_doubt_since = claim::in_doubt_since(Some(&before), own, now);
         let row = OpenRow {
             open: OpenKey {
@@ -315,7 +325,7 @@ impl Look<'_> {
             claimed_at: now,
             claimed_by: identity::current_role(),
             claimed_pid: server::backend_pid(),
-            application_name: Some(server::application_name()).filter(|name| !name.is_empty()),
+            application_name: server::application_name(),
             in_doubt_since,
             retry_at: None,
             ..before

@@ -17,7 +17,7 @@ use crate::policy::Scope;
 use crate::store::KeyTables;
 use crate::store::claim::OpenRow;
 use crate::store::message::{MessageRow, Messages};
-use idempotency_core::decide::{self, Decision, OpenKey, OpenState, Ownership};
+use idempotency_core::decide::{self, Decision, OpenKey, OpenState, Ownership, Prior};
 use idempotency_core::digest;
 use idempotency_core::time::Instant;
 
@@ -126,31 +126,8 @@ fn with_lock(
         (Decision::Execute(_) | Decision::Reconcile(_) | Decision::Queued, Some(waiting)) => {
             waiting
         }
-        (Decision::Execute(ownership), None) => {
-            let state = OpenState::Queued;
-            let answer = write(
-                key,
-                args,
-                letter,
-                scope,
-                &tables,
-                &record,
-                (ownership, state),
-            )?;
-            tables.keep();
-            return Ok((Step::Answer(answer), true));
-        }
-        (Decision::Reconcile(ownership), None) => {
-            let state = OpenState::Unknown;
-            let answer = write(
-                key,
-                args,
-                letter,
-                scope,
-                &tables,
-                &record,
-                (ownership, state),
-            )?;
+        (Decision::Execute(ownership) | Decision::Reconcile(ownership), None) => {
+            let answer = write(key, args, letter, scope, &tables, &record, ownership)?;
             tables.keep();
             return Ok((Step::Answer(answer), true));
         }
@@ -192,19 +169,29 @@ fn write(
     scope: &Scope,
     tables: &KeyTables,
     record: &Record,
-    (ownership, state): (Ownership, OpenState),
+    ownership: Ownership,
 ) -> Result<Answer, Error> {
     open_claims::require_room_for(&key.digest)?;
     let messages = Messages::open(Mode::Write)?;
     // Last of all locks: whoever waits here holds up nobody but later duplicates of this key.
     if let Some(ordering_key) = &letter.ordering_key {
         let digest = digest::order_digest(scope.name(), &letter.destination, ordering_key);
-        lock::hold_order(&digest);
+        if !open_claims::holds(&digest) {
+            // Two locks, this key's and this one.
+            open_claims::require_room(2)?;
+            lock::hold_order(&digest);
+            open_claims::add_lock(digest);
+        }
     }
     let now = server::now();
-    let before = match record {
-        Record::Open(row) if state == OpenState::Unknown => Some(row),
-        Record::Open(_) | Record::Absent | Record::Finished(_) => None,
+    // What may have happened stays in doubt, with its arguments; what provably did not begins anew.
+    let before = match (record, ownership.prior) {
+        (Record::Open(row), Prior::Unknown | Prior::Expired) => Some(row),
+        (Record::Open(_) | Record::Absent | Record::Finished(_), _) => None,
+    };
+    let state = match ownership.prior {
+        Prior::Unknown => OpenState::Unknown,
+        Prior::Nothing | Prior::NotApplied | Prior::Expired => OpenState::Queued,
     };
     let due_at = Instant(now.0.saturating_add(letter.delay_us));
     let role = identity::current_role();
@@ -233,7 +220,7 @@ fn write(
         claimed_at: now,
         claimed_by: role,
         claimed_pid: server::backend_pid(),
-        application_name: Some(server::application_name()).filter(|name| !name.is_empty()),
+        application_name: server::application_name(),
         in_doubt_since: claim::in_doubt_since(before, ownership, now),
         retry_at: Some(due_at),
     };

@@ -315,7 +315,10 @@ fn end(site: &Site<'_>, held: &Held, said: Said) -> Result<Finished, Error> {
         Ending::Released => {
             after.fence = decide::next_fence(site.now, Some(open.fence));
             after.attempt = open.attempt - 1;
-            after.tries = (open.tries - 1).max(0);
+            // A claim that was told to read may have been made without a delivery: it takes no try back.
+            if open.prior != Prior::Unknown {
+                after.tries = (open.tries - 1).max(0);
+            }
             (
                 decide::given_back(&open, site.now),
                 held.row.prior_reason.clone(),

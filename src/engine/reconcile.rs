@@ -120,7 +120,8 @@ pub struct Due {
     pub scope: std::rc::Rc<Scope>,
 }
 
-/// Keys in doubt that are due in scopes that can be asked, at most `limit`, in digest order from after `from`; and whether there may be more.
+/// Keys in doubt that are due in scopes that can be asked, in digest order from after `from`, which moves on, at most
+/// `limit`; and whether there may be more.
 pub fn due(from: &mut [u8; 16], limit: usize) -> Result<(Vec<Due>, bool), Error> {
     let tables = KeyTables::open(Mode::Read)?;
     let (found, at_end) = claim_rows::due_unknown(&tables.claim, *from, limit, server::now());

@@ -50,7 +50,7 @@ pub fn step(
         attempt: row.open.attempt,
         role: identity::current_role(),
         pid: server::backend_pid(),
-        application_name: Some(server::application_name()).filter(|name| !name.is_empty()),
+        application_name: server::application_name(),
         reason,
         evidence,
     })

@@ -59,10 +59,10 @@ pub fn database_name() -> String {
     text::from_c(unsafe { pg_sys::get_database_name(pg_sys::MyDatabaseId) })
 }
 
-/// The session's application_name.
-pub fn application_name() -> String {
+/// The session's application_name, where it has one.
+pub fn application_name() -> Option<String> {
     // SAFETY: a C string that the setting owns, copied at once.
-    text::from_c(unsafe { pg_sys::application_name })
+    Some(text::from_c(unsafe { pg_sys::application_name })).filter(|name| !name.is_empty())
 }
 
 /// A WARNING to the client.

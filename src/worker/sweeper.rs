@@ -3,6 +3,7 @@
 //! database waits no longer than that.
 
 use crate::background_worker;
+use crate::engine::key::ScopedKey;
 use crate::engine::reconcile::{self, Due};
 use crate::engine::sweep::{self, Pass};
 use crate::guc;
@@ -10,9 +11,12 @@ use crate::pg::bgworker;
 use crate::pg::identity;
 use crate::pg::server;
 use crate::pg::shmem::{self, Swept};
+use crate::policy::Scope;
 use crate::store::scope;
+use idempotency_core::backoff;
 use idempotency_core::time::{Instant, Span};
 use pgrx::pg_sys::Oid;
+use std::collections::HashMap;
 
 /// Longest sweep of a visit. PostgreSQL waits 5 s for others before it gives a DROP DATABASE up.
 const SWEEP_US_MAX: i64 = 1_000_000;
@@ -20,6 +24,8 @@ const SWEEP_US_MAX: i64 = 1_000_000;
 const VISIT_US_MAX: i64 = 1_500_000;
 /// Longest that the worker gives a reconciler, whatever idempotency.reconcile_timeout says.
 const RECONCILE_MS_MAX: i32 = 2_000;
+/// Longest that one scope's reconciler is asked in one visit, but for the read that takes it past this.
+const SCOPE_US_MAX: i64 = 300_000;
 /// Keys that are read from the table at a time.
 const DUE_PAGE: usize = 100;
 
@@ -86,12 +92,14 @@ fn visit() {
     });
 }
 
-/// Asks the reconcilers about the keys in doubt whose time has come, one after the other.
+/// Asks the reconcilers about the keys in doubt whose time has come, one after the other, from a place that is drawn
+/// anew: no key always comes first. No scope takes more than its share, and an error ends one key's turn and no more.
 fn reconcile_due(until: Instant) -> Result<(), String> {
-    let limit_ms = guc::reconcile_timeout_ms().min(RECONCILE_MS_MAX);
-    // Longer than the read can take, the grace of a cancelled one included.
-    let lease = Span::from_s(u32::try_from(limit_ms / 1_000).unwrap_or(0) + 5);
-    let mut from = [0; 16];
+    let mut first_error = None;
+    let mut spent_us: HashMap<i32, i64> = HashMap::new();
+    let mut from = drawn_digest();
+    let begun_at = from;
+    let mut wrapped = false;
     loop {
         let (due, more) = bgworker::transaction(c"looking for keys in doubt", || {
             if !bgworker::extension_is_here() || server::in_recovery() {
@@ -102,23 +110,50 @@ fn reconcile_due(until: Instant) -> Result<(), String> {
         for Due { key, scope } in &due {
             bgworker::reload_if_asked();
             server::check_for_interrupts();
-            // Committed before the reconciler runs: one that takes this process down has been counted.
-            let begun = bgworker::transaction(c"claiming a key in doubt", || {
-                identity::restricted_as(scope.owner(), || reconcile::begin(key, scope, lease))
-            })?;
-            if let Some(begun) = begun {
-                bgworker::transaction(c"reconciling a key in doubt", || {
-                    identity::restricted_as(scope.owner(), || {
-                        reconcile::end(&begun, scope, limit_ms)
-                    })
-                })?;
+            let spent = spent_us.entry(scope.id()).or_default();
+            if *spent >= SCOPE_US_MAX || (wrapped && key.digest > begun_at) {
+                continue;
             }
+            let started = server::now();
+            if let Err(message) = reconcile_one(key, scope) {
+                first_error.get_or_insert(message);
+            }
+            *spent += server::now().since(started);
             if server::now() >= until {
-                return Ok(());
+                return first_error.map_or(Ok(()), Err);
             }
+        }
+        let is_over = server::now() >= until || (wrapped && from > begun_at);
+        if is_over || (!more && wrapped) {
+            return first_error.map_or(Ok(()), Err);
         }
         if !more {
-            return Ok(());
+            from = [0; 16];
+            wrapped = true;
         }
     }
+}
+
+fn reconcile_one(key: &ScopedKey, scope: &Scope) -> Result<(), String> {
+    let limit_ms = guc::reconcile_timeout_ms().min(RECONCILE_MS_MAX);
+    // Longer than the read can take, the grace of a cancelled one included.
+    let lease = Span::from_s(u32::try_from(limit_ms / 1_000).unwrap_or(0) + 5);
+    // Committed before the reconciler runs: one that takes this process down has been counted.
+    let begun = bgworker::transaction(c"claiming a key in doubt", || {
+        identity::restricted_as(scope.owner(), || reconcile::begin(key, scope, lease))
+    })?;
+    if let Some(begun) = begun {
+        bgworker::transaction(c"reconciling a key in doubt", || {
+            identity::restricted_as(scope.owner(), || reconcile::end(&begun, scope, limit_ms))
+        })?;
+    }
+    Ok(())
+}
+
+/// Some place among the digests.
+fn drawn_digest() -> [u8; 16] {
+    let draw = backoff::spread(server::now().0.unsigned_abs());
+    let mut digest = [0; 16];
+    digest[..8].copy_from_slice(&draw.to_be_bytes());
+    digest
 }

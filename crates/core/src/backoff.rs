@@ -19,9 +19,9 @@ pub fn wait_us(first: Span, most: Span, tries: i32, salt: u64) -> i64 {
     half.saturating_add(i64::try_from(drawn).unwrap_or(0))
 }
 
-/// Spreads the bits of the salt: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-fn spread(salt: u64) -> u64 {
-    let mut bits = salt.wrapping_add(0x9E37_79B9_7F4A_7C15);
+/// Spreads the bits of a number, for a draw that can be repeated: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+pub fn spread(number: u64) -> u64 {
+    let mut bits = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     bits ^ (bits >> 31)

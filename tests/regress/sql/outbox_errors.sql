@@ -31,7 +31,7 @@ SELECT idem_scope_set('short', max_lease => '1 minute');
 SELECT idem_scope_set('long', max_lease => '1 day');
 SELECT decision FROM idem_enqueue('k', 'short', '1', scope => 'short');
 SELECT decision FROM idem_enqueue('k', 'long', '1', scope => 'long');
-SELECT test.try($$ SELECT * FROM idem_dispatch('short', 1, '61 seconds') $$);
+SELECT test.try($$ SELECT * FROM idem_dispatch('short', 1, '61 seconds', scopes => ARRAY['short']) $$);
 SELECT test.try($$ SELECT * FROM idem_dispatch('long', 1, '1 day') $$);
 SELECT state FROM idem_peek('k', 'short');
 
