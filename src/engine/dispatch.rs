@@ -293,7 +293,6 @@ impl Look<'_> {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a delivery knows, once")]
     fn deliver(
         &mut self,
         key: ScopedKey,
