@@ -15,8 +15,8 @@ from psycopg.types.json import Jsonb
 DATABASE = os.environ.get("DISPATCH_DATABASE", "")  # a libpq connection string; the PG… variables hold too
 DESTINATION = os.environ.get("DISPATCH_DESTINATION", "payments")
 API = urlsplit(os.environ.get("DISPATCH_API", "http://127.0.0.1:8080"))
-ROWS_MAX = int(os.environ.get("DISPATCH_ROWS_MAX", "10"))
-WAIT_S = float(os.environ.get("DISPATCH_WAIT_S", "10"))
+SCOPES = os.environ["DISPATCH_SCOPES"].split(",") if "DISPATCH_SCOPES" in os.environ else None  # None: all granted
+ROWS_MAX, WAIT_S = int(os.environ.get("DISPATCH_ROWS_MAX", "10")), float(os.environ.get("DISPATCH_WAIT_S", "10"))
 LEASE_S = float(os.environ.get("DISPATCH_LEASE_S", "30"))
 HTTP_TIMEOUT_S = float(os.environ.get("DISPATCH_HTTP_TIMEOUT_S", "5"))
 SETTLE_S = float(os.environ.get("DISPATCH_SETTLE_S", "10"))  # so long the API may still act on a request given up
@@ -44,8 +44,8 @@ class Dispatcher:
 
     def poll(self):
         self.is_polling = True
-        rows = self.call("SELECT key, scope, fence, decision, payload FROM idem_dispatch(%s, %s, %s, %s)",
-                         (DESTINATION, ROWS_MAX, timedelta(seconds=LEASE_S), timedelta(seconds=WAIT_S)))
+        rows = self.call("SELECT key, scope, fence, decision, payload FROM idem_dispatch(%s, %s, %s, %s, %s)",
+                         (DESTINATION, ROWS_MAX, timedelta(seconds=LEASE_S), timedelta(seconds=WAIT_S), SCOPES))
         self.is_polling = False
         return rows
 

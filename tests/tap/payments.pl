@@ -180,7 +180,7 @@ sub start_dispatcher
 
 	start_process("dispatcher $n", "$run->{folder}/dispatcher$n.log", {
 			DISPATCH_DATABASE => $node->connstr('app') . " user=regress_dispatcher application_name=dispatcher$n",
-			DISPATCH_DESTINATION => $run->{name}, DISPATCH_API => "http://127.0.0.1:$run->{port}", DISPATCH_ROWS_MAX => 5,
+			DISPATCH_DESTINATION => $run->{name}, DISPATCH_SCOPES => $run->{name}, DISPATCH_API => "http://127.0.0.1:$run->{port}", DISPATCH_ROWS_MAX => 5,
 			DISPATCH_WAIT_S => 2, DISPATCH_LEASE_S => 2, DISPATCH_HTTP_TIMEOUT_S => 0.5, DISPATCH_SETTLE_S => 0.5,
 			PYTHONDONTWRITEBYTECODE => 1, PYTHONUNBUFFERED => 1, $run->{careless} ? (CARELESS => 1) : () },
 		$python, "$FindBin::RealBin/lib/careless_dispatcher.py");
