@@ -8,8 +8,7 @@ import http.client, json, logging, os, random, signal, socket, ssl, time
 from datetime import timedelta
 from urllib.parse import quote, urlsplit
 
-import psycopg
-from psycopg.rows import dict_row
+import psycopg.rows
 from psycopg.types.json import Jsonb
 
 DATABASE = os.environ.get("DISPATCH_DATABASE", "")  # a libpq connection string; the PG… variables hold too
@@ -25,6 +24,7 @@ BODY_BYTES_MAX, PAUSE_S_MAX, STOP_S_MAX = 32 * 1024, 5.0, 20.0  # of an answer; 
 BEFORE = {ssl.SSLError: "tls_handshake", socket.gaierror: "dns", TimeoutError: "connect_timeout",
           Exception: "connection_refused"}
 AFTER = {TimeoutError: "timeout", ValueError: "response_truncated", Exception: "connection_reset"}
+CONNECT = {"autocommit": True, "row_factory": psycopg.rows.dict_row, "client_encoding": "UTF8"}  # SQL_ASCII gives bytes
 NOT_OURS = ("ID003", "ID004")  # somebody has claimed the message since, or ended it
 NOT_STORABLE = ("22P02", "22P05", "54000")  # an answer that jsonb or the scope's max_result_bytes does not take
 
@@ -99,7 +99,7 @@ class Dispatcher:
         while True:
             try:
                 if self.connection is None or self.connection.closed:
-                    self.connection = psycopg.connect(DATABASE, autocommit=True, row_factory=dict_row)
+                    self.connection = psycopg.connect(DATABASE, **CONNECT)
                 return self.connection.execute(statement, parameters).fetchall()
             except psycopg.OperationalError as error:
                 if self.is_stopping and self.is_polling:
