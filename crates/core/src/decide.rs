@@ -2,6 +2,7 @@
 //! Nothing here waits, reads or writes; the engine carries out what these functions say.
 
 use crate::time::{Instant, Span};
+use crate::window::{self, Expiry, Issued, Late, Run};
 
 /// What an expired lease means in a scope; frozen in a key from its first claim until it is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,8 @@ pub struct FinishedKey {
     pub attempt: i32,
     /// The window counts from here.
     pub finished_at: Instant,
+    /// What its run says about the window.
+    pub run: Run,
 }
 
 /// What the two tables say of a key.
@@ -100,6 +103,8 @@ pub enum Found {
     Open(OpenKey),
     /// The outcome table has it.
     Finished(FinishedKey),
+    /// Its outcome is gone; its window ended then.
+    Pruned(Instant),
 }
 
 /// The policies of a scope that decisions depend on.
@@ -107,6 +112,12 @@ pub enum Found {
 pub struct Policy {
     /// How long an outcome guards its key; `None` is for ever.
     pub window: Option<Span>,
+    /// How long a run may keep the key of an outcome; `None` is without limit.
+    pub hard_limit: Option<Span>,
+    /// How long a key is remembered after its window.
+    pub guard: Option<Span>,
+    /// What a claim is told meanwhile.
+    pub late: Late,
     /// How long the other system remembers our key, from the first attempt (`keyed` scopes).
     pub provider_window: Span,
     /// The kind that a new key is frozen with.
@@ -147,8 +158,8 @@ pub enum Decision {
     Replay,
     /// Finished with a final failure.
     Rejected,
-    /// The call is older than the window: its record may be gone.
-    Expired,
+    /// The call is older than the window: its record is or may be gone.
+    Expired(Expiry),
     /// A message that its dispatcher has not taken yet.
     Queued,
     /// Waits for a human.
@@ -162,40 +173,57 @@ pub fn next_fence(now: Instant, previous: Option<i64>) -> i64 {
     now.unix_us().max(after_previous)
 }
 
-/// Does an outcome finished then still guard its key?
-pub fn within_window(finished_at: Instant, window: Option<Span>, now: Instant) -> bool {
-    window.is_none_or(|window| now.since(finished_at) < window.us())
-}
-
-/// What is left of a record: past its window a key is free, whether or not it was swept or pruned yet.
+/// What is left of a record: past its window a key is free or only remembered, whether or not it was swept or pruned
+/// yet.
 pub fn effective(found: Found, policy: &Policy, now: Instant) -> Found {
-    let free = match found {
-        Found::Absent => true,
-        Found::Finished(key) => !within_window(key.finished_at, policy.window, now),
-        // What a sweep will make a finished key: its attempt ended, without effect, when its lease did.
-        Found::Open(key) => {
-            sweep(&key, policy, now) == Sweep::LeaseExpired
-                && key
-                    .lease_expires_at
-                    .is_some_and(|at| !within_window(at, policy.window, now))
+    let after_window = |expired_at| {
+        if window::remembered(expired_at, policy, now) {
+            Found::Pruned(expired_at)
+        } else {
+            Found::Absent
         }
     };
-    if free { Found::Absent } else { found }
+    match found {
+        Found::Absent => Found::Absent,
+        Found::Pruned(expired_at) => after_window(expired_at),
+        Found::Finished(key) => {
+            let until = window::guarded_until(key.finished_at, key.run, policy);
+            if now < until {
+                found
+            } else if window::is_final(key.state) {
+                after_window(until)
+            } else {
+                Found::Absent
+            }
+        }
+        // What a sweep will make a finished key: its attempt ended, without effect, when its lease did.
+        Found::Open(key) => {
+            let is_over = sweep(&key, policy, now) == Sweep::LeaseExpired
+                && key
+                    .lease_expires_at
+                    .is_some_and(|at| !window::within(at, policy.window, now));
+            if is_over { Found::Absent } else { found }
+        }
+    }
 }
 
-/// Decides a claim. `issued_at` is when the caller's operation was first issued, if it says so.
+/// Decides a claim. `issued` is when the caller's operation was first issued, if it says so.
 /// The caller has compared the arguments and holds the key's lock.
-pub fn decide(found: Found, policy: &Policy, issued_at: Option<Instant>, now: Instant) -> Decision {
+pub fn decide(found: Found, policy: &Policy, issued: Option<Issued>, now: Instant) -> Decision {
     let previous_fence = match found {
-        Found::Absent => None,
+        Found::Absent | Found::Pruned(_) => None,
         Found::Open(key) => Some(key.fence),
         Found::Finished(key) => Some(key.fence),
     };
     let fence = next_fence(now, previous_fence);
     match effective(found, policy, now) {
-        Found::Absent => {
-            if issued_at.is_some_and(|at| !within_window(at, policy.window, now)) {
-                return Decision::Expired;
+        Found::Pruned(_) if policy.late == Late::Expired => Decision::Expired(Expiry::WindowOver),
+        Found::Absent | Found::Pruned(_) => {
+            // What was done since then would still be on record.
+            if issued
+                .is_some_and(|issued| window::guarded_until(issued.at, issued.run, policy) <= now)
+            {
+                return Decision::Expired(Expiry::IssuedBefore);
             }
             let kind = policy.kind;
             Decision::Execute(Ownership {
@@ -302,7 +330,7 @@ fn take_over(key: &OpenKey, policy: &Policy, fence: i64, now: Instant) -> Decisi
 }
 
 fn provider_remembers(key: &OpenKey, policy: &Policy, now: Instant) -> bool {
-    within_window(key.first_claimed_at, Some(policy.provider_window), now)
+    window::within(key.first_claimed_at, Some(policy.provider_window), now)
 }
 
 /// Nothing happened so far: the key begins anew under today's policies.
@@ -509,6 +537,9 @@ mod tests {
 
     fn policy(kind: EffectKind) -> Policy {
         Policy {
+            hard_limit: None,
+            guard: None,
+            late: Late::Expired,
             window: Span::from_us(30 * 24 * HOUR_US),
             provider_window: Span::from_us(24 * HOUR_US).expect("positive"),
             kind,
@@ -542,6 +573,7 @@ mod tests {
             fence: 7,
             attempt: 3,
             finished_at,
+            run: Run::None,
         })
     }
 
@@ -729,34 +761,55 @@ mod tests {
     fn a_call_issued_before_the_window_is_expired_unless_its_record_is_there() {
         let window = 30 * 24 * HOUR_US;
         let policy = policy(EffectKind::External);
-        let old = Some(ago(window));
-        assert_eq!(decide(Found::Absent, &policy, old, NOW), Decision::Expired);
-        assert_eq!(
-            decide(
-                finished(FinishedState::Completed, ago(1)),
-                &policy,
-                old,
-                NOW
-            ),
-            Decision::Replay
-        );
-        assert_eq!(
-            decide(
-                finished(FinishedState::Completed, ago(window)),
-                &policy,
-                old,
-                NOW
-            ),
-            Decision::Expired
-        );
-        let forever = Policy {
+        let issued = |run| {
+            Some(Issued {
+                at: ago(window),
+                run,
+            })
+        };
+        let expired = Decision::Expired(Expiry::IssuedBefore);
+        let told = |found, policy, run| decide(found, &policy, issued(run), NOW);
+        assert_eq!(told(Found::Absent, policy, Run::None), expired);
+        let within = finished(FinishedState::Completed, ago(1));
+        assert_eq!(told(within, policy, Run::None), Decision::Replay);
+        let over = finished(FinishedState::Completed, ago(window));
+        assert_eq!(told(over, policy, Run::None), expired);
+        let for_ever = Policy {
             window: None,
             ..policy
         };
-        assert!(matches!(
-            decide(Found::Absent, &forever, old, NOW),
-            Decision::Execute(_)
-        ));
+        let executes = |decision| matches!(decision, Decision::Execute(_));
+        assert!(executes(told(Found::Absent, for_ever, Run::None)));
+        // What a live run has done would still be on record.
+        assert!(executes(told(Found::Absent, policy, Run::Alive)));
+        assert_eq!(
+            told(Found::Absent, policy, Run::Ended(ago(window))),
+            expired
+        );
+    }
+
+    #[test]
+    fn a_late_claim_is_told_so_while_the_key_is_remembered() {
+        let hour = Span::from_us(HOUR_US);
+        let guarded = Policy {
+            window: hour,
+            guard: hour,
+            ..policy(EffectKind::External)
+        };
+        let told = |found, policy| decide(found, &policy, None, NOW);
+        let expired = Decision::Expired(Expiry::WindowOver);
+        let over = finished(FinishedState::Completed, ago(HOUR_US));
+        assert_eq!(told(over, guarded), expired);
+        assert_eq!(told(Found::Pruned(NOW), guarded), expired);
+        let executes = |decision| matches!(decision, Decision::Execute(own) if own.attempt == 1);
+        assert!(executes(told(Found::Pruned(ago(HOUR_US)), guarded)));
+        let lenient = Policy {
+            late: Late::Execute,
+            ..guarded
+        };
+        assert!(executes(told(Found::Pruned(NOW), lenient)));
+        let nothing_happened = finished(FinishedState::NotApplied, ago(HOUR_US));
+        assert!(executes(told(nothing_happened, guarded)));
     }
 
     #[test]

@@ -16,6 +16,14 @@ impl Instant {
         self.0.saturating_add(POSTGRES_EPOCH_UNIX_S * 1_000_000)
     }
 
+    /// The instant this many milliseconds after 1970-01-01.
+    pub const fn from_unix_ms(ms: i64) -> Instant {
+        Instant(
+            ms.saturating_mul(1_000)
+                .saturating_sub(POSTGRES_EPOCH_UNIX_S * 1_000_000),
+        )
+    }
+
     /// This instant moved by `span`; stays at the end of time instead of wrapping.
     #[must_use]
     pub fn after(self, span: Span) -> Instant {

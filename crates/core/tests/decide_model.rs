@@ -9,6 +9,7 @@ use idempotency_core::decide::{
     Ownership, Policy, Prior, Sweep, WasRead,
 };
 use idempotency_core::time::{Instant, Span};
+use idempotency_core::window::{self, Expiry, Late, Prune, Run};
 use proptest::prelude::*;
 
 const WINDOW_US: i64 = 1_000;
@@ -29,6 +30,7 @@ enum Event {
     Renew(i64),
     Pass(i64),
     Sweep,
+    EndRun,
 }
 
 /// How an attempt stands in the model.
@@ -71,6 +73,7 @@ enum Word {
     Replay,
     Rejected,
     Escalated,
+    Expired,
 }
 
 fn word(decision: Decision) -> Word {
@@ -81,16 +84,51 @@ fn word(decision: Decision) -> Word {
         Decision::Replay => Word::Replay,
         Decision::Rejected => Word::Rejected,
         Decision::Escalated => Word::Escalated,
-        Decision::Expired => unreachable!("no claim here says when it was issued"),
+        Decision::Expired(Expiry::WindowOver) => Word::Expired,
+        Decision::Expired(Expiry::IssuedBefore) => {
+            unreachable!("no claim here says when it was issued")
+        }
         Decision::Queued => unreachable!("no key here is a message"),
     }
 }
 
+/// Policies on windows, in microseconds.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    in_run: bool,
+    hard_limit: Option<i64>,
+    guard: Option<i64>,
+    late: Late,
+}
+
+/// When a key finished then is no longer answered from its record, said of hours on a clock: its window after the
+/// finish, for a run's key also its window after the run, but what the run adds only up to the hard limit.
+fn record_ends_at(at: i64, run: Run, terms: Terms) -> i64 {
+    let own = at + WINDOW_US;
+    let wanted = match run {
+        Run::None => own,
+        Run::Alive => i64::MAX,
+        Run::Ended(end) => own.max(end.0 + WINDOW_US),
+    };
+    let allowed = terms.hard_limit.map_or(i64::MAX, |limit| at + limit);
+    if wanted > own {
+        own.max(wanted.min(allowed))
+    } else {
+        own
+    }
+}
+
 /// The rule, said of attempts and not of rows.
-fn must_be_told(truth: &Truth, kind: EffectKind, now: Instant) -> Word {
+fn must_be_told(truth: &Truth, kind: EffectKind, run: Run, terms: Terms, now: Instant) -> Word {
     match truth {
         Truth::Free => Word::Execute,
-        Truth::Done { at, .. } if now.0 - at.0 >= WINDOW_US => Word::Execute,
+        Truth::Done { at, .. } if now.0 >= record_ends_at(at.0, run, terms) => {
+            let end = record_ends_at(at.0, run, terms);
+            match (terms.guard, terms.late) {
+                (Some(guard), Late::Expired) if now.0 < end + guard => Word::Expired,
+                _ => Word::Execute,
+            }
+        }
         Truth::Done { rejected: true, .. } => Word::Rejected,
         Truth::Done {
             rejected: false, ..
@@ -136,6 +174,8 @@ fn must_be_told(truth: &Truth, kind: EffectKind, now: Instant) -> Word {
 
 struct History {
     kind: EffectKind,
+    terms: Terms,
+    run: Run,
     policy: Policy,
     now: Instant,
     found: Found,
@@ -146,10 +186,13 @@ struct History {
 }
 
 impl History {
-    fn new(kind: EffectKind) -> History {
+    fn new(kind: EffectKind, terms: Terms) -> History {
         let span = |us| Span::from_us(us).expect("positive");
         let policy = Policy {
             window: Some(span(WINDOW_US)),
+            hard_limit: terms.hard_limit.map(span),
+            guard: terms.guard.map(span),
+            late: terms.late,
             provider_window: span(PROVIDER_WINDOW_US),
             kind,
             max_attempts: 1,
@@ -157,6 +200,8 @@ impl History {
         };
         History {
             kind,
+            terms,
+            run: if terms.in_run { Run::Alive } else { Run::None },
             policy,
             now: START,
             found: Found::Absent,
@@ -170,11 +215,22 @@ impl History {
         decide::decide(found, &self.policy, None, self.now)
     }
 
+    /// The record as the engine reads it now, with its run.
+    fn found(&self) -> Found {
+        match self.found {
+            Found::Finished(key) => Found::Finished(FinishedKey {
+                run: self.run,
+                ..key
+            }),
+            found => found,
+        }
+    }
+
     fn check(&self) -> Result<(), TestCaseError> {
-        let told = word(self.decide(self.found));
+        let told = word(self.decide(self.found()));
         prop_assert_eq!(
             told,
-            must_be_told(&self.truth, self.kind, self.now),
+            must_be_told(&self.truth, self.kind, self.run, self.terms, self.now),
             "{:?} {:?}",
             self.found,
             self.truth
@@ -186,8 +242,15 @@ impl History {
 
     /// What a sweep makes of the row.
     fn swept(&self) -> Found {
-        let Found::Open(key) = self.found else {
-            return self.found;
+        let key = match self.found() {
+            Found::Open(key) => key,
+            Found::Finished(key) => {
+                return match window::prune(&key, &self.policy, self.now) {
+                    Prune::Keep => self.found,
+                    Prune::Go { remember, .. } => remember.map_or(Found::Absent, Found::Pruned),
+                };
+            }
+            found @ (Found::Absent | Found::Pruned(_)) => return found,
         };
         match decide::sweep(&key, &self.policy, self.now) {
             Sweep::Keep => self.found,
@@ -207,6 +270,7 @@ impl History {
                 fence: key.fence,
                 attempt: key.attempt,
                 finished_at: key.lease_expires_at.expect("a lease has an end"),
+                run: self.run,
             }),
         }
     }
@@ -217,6 +281,8 @@ impl History {
         match event {
             Event::Pass(us) => self.now = Instant(self.now.0 + us),
             Event::Sweep => self.found = self.swept(),
+            Event::EndRun if self.run == Run::Alive => self.run = Run::Ended(self.now),
+            Event::EndRun => {}
             Event::Claim(lease_us) => self.claim(lease_us)?,
             Event::Complete => self.finish(FinishedState::Completed),
             Event::Reject => self.finish(FinishedState::Rejected),
@@ -229,13 +295,13 @@ impl History {
     }
 
     fn claim(&mut self, lease_us: i64) -> Result<(), TestCaseError> {
-        let (own, told_to_reconcile) = match self.decide(self.found) {
+        let (own, told_to_reconcile) = match self.decide(self.found()) {
             Decision::Execute(own) => (own, false),
             Decision::Reconcile(own) => (own, true),
             Decision::InProgress(_)
             | Decision::Replay
             | Decision::Rejected
-            | Decision::Expired
+            | Decision::Expired(_)
             | Decision::Queued
             | Decision::Escalated => return Ok(()),
         };
@@ -299,7 +365,7 @@ impl History {
     fn owned(&self) -> Option<OpenKey> {
         match self.found {
             Found::Open(key) if self.owner_may_speak => Some(key),
-            Found::Open(_) | Found::Finished(_) | Found::Absent => None,
+            Found::Open(_) | Found::Finished(_) | Found::Pruned(_) | Found::Absent => None,
         }
     }
 
@@ -315,6 +381,7 @@ impl History {
             fence: key.fence,
             attempt: key.attempt,
             finished_at: self.now,
+            run: self.run,
         });
         self.truth = Truth::Done {
             at: self.now,
@@ -388,6 +455,7 @@ impl History {
                 fence: key.fence,
                 attempt: key.attempt,
                 finished_at: self.now,
+                run: self.run,
             }),
             GivenBack::Unknown(lease_expires_at) => Found::Open(OpenKey {
                 state: OpenState::Unknown,
@@ -433,7 +501,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (1..120_i64).prop_map(Event::Renew),
         4 => (0..150_i64).prop_map(Event::Pass),
         1 => Just(Event::Pass(WINDOW_US)),
-        2 => Just(Event::Sweep),
+        3 => Just(Event::Sweep),
+        1 => Just(Event::EndRun),
     ]
 }
 
@@ -445,15 +514,32 @@ fn kind() -> impl Strategy<Value = EffectKind> {
     ]
 }
 
+fn terms() -> impl Strategy<Value = Terms> {
+    let late = prop_oneof![Just(Late::Expired), Just(Late::Execute)];
+    (
+        any::<bool>(),
+        prop::option::of(1..4 * WINDOW_US),
+        prop::option::of(1..2 * WINDOW_US),
+        late,
+    )
+        .prop_map(|(in_run, hard_limit, guard, late)| Terms {
+            in_run,
+            hard_limit,
+            guard,
+            late,
+        })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
 
     #[test]
     fn every_answer_is_the_one_that_the_history_asks_for(
         kind in kind(),
+        terms in terms(),
         events in prop::collection::vec(event(), 1..40),
     ) {
-        let mut history = History::new(kind);
+        let mut history = History::new(kind, terms);
         history.check()?;
         for event in events {
             history.apply(event)?;
