@@ -23,6 +23,11 @@ CREATE TABLE idempotency.scope (
     max_reconciles   pg_catalog.int4,
     keep_payload     pg_catalog.bool,
     reconciler       pg_catalog.text,
+    hard_limit       pg_catalog.interval,
+    run_is_alive     pg_catalog.text,
+    guard            pg_catalog.interval,
+    late             pg_catalog.text,
+    issued_at_from   pg_catalog.text,
     args_rule        pg_catalog.int4 NOT NULL DEFAULT 0,
     created_at       pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     CONSTRAINT scope_id_pkey PRIMARY KEY (id),
@@ -105,9 +110,77 @@ CREATE TABLE idempotency.outcome (
     CONSTRAINT outcome_digest_pkey PRIMARY KEY (digest)
 );
 CREATE INDEX outcome_scope_id_finished_at_index ON idempotency.outcome (scope_id, finished_at);
+CREATE INDEX outcome_run_index ON idempotency.outcome (run) WHERE (run IS NOT NULL);
 COMMENT ON TABLE idempotency.outcome IS 'finished keys: completed (state c), rejected (r), not applied (n), lease expired in a local scope (e). Read it through idempotency.records';
 COMMENT ON COLUMN idempotency.outcome.prior_reason IS 'only where a lease expired: the reason of the attempt before, kept for its late owner';
 COMMENT ON COLUMN idempotency.outcome.claimed_by IS 'who held the lease; NULL for a transactional claim';
+
+CREATE TABLE idempotency.tombstone (
+    digest     pg_catalog.uuid NOT NULL,
+    expired_at pg_catalog.timestamptz NOT NULL,
+    scope_id   pg_catalog.int4 NOT NULL,
+    CONSTRAINT tombstone_digest_pkey PRIMARY KEY (digest)
+);
+CREATE INDEX tombstone_scope_id_expired_at_index ON idempotency.tombstone (scope_id, expired_at);
+COMMENT ON TABLE idempotency.tombstone IS 'pruned keys of scopes with a guard: late claims are recognised by them';
+COMMENT ON COLUMN idempotency.tombstone.expired_at IS 'when the window ended; the guard counts from here';
+
+CREATE TABLE idempotency.run (
+    digest        pg_catalog.uuid NOT NULL,
+    begun_at      pg_catalog.timestamptz NOT NULL,
+    seen_at       pg_catalog.timestamptz NOT NULL,
+    ended_at      pg_catalog.timestamptz,
+    owner         pg_catalog.regrole NOT NULL,
+    scope_id      pg_catalog.int4,
+    is_silent     pg_catalog.bool NOT NULL,
+    longest_pause pg_catalog.interval NOT NULL,
+    run           pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    label         pg_catalog.text,
+    CONSTRAINT run_digest_pkey PRIMARY KEY (digest)
+) WITH (fillfactor = 60);
+COMMENT ON TABLE idempotency.run IS 'runs that keep their keys as long as they live, and, of scopes that name run_is_alive, runs that were found to be over. Read it through idempotency.runs';
+COMMENT ON COLUMN idempotency.run.seen_at IS 'its last recorded sign of life';
+COMMENT ON COLUMN idempotency.run.is_silent IS 'over because it gave no sign of life for its longest pause';
+COMMENT ON COLUMN idempotency.run.scope_id IS 'only where run_is_alive of this scope said that it is over';
+
+CREATE TABLE idempotency.prune_progress (
+    scope_id      pg_catalog.int4 NOT NULL,
+    pass_began_at pg_catalog.timestamptz NOT NULL,
+    finished_at   pg_catalog.timestamptz NOT NULL,
+    place         pg_catalog.int8 NOT NULL,
+    frontier      pg_catalog.timestamptz NOT NULL,
+    skipped_from  pg_catalog.timestamptz,
+    at_end        pg_catalog.bool NOT NULL,
+    CONSTRAINT prune_progress_scope_id_pkey PRIMARY KEY (scope_id)
+) WITH (fillfactor = 60);
+COMMENT ON TABLE idempotency.prune_progress IS 'how far pruning has come in each scope, so that no pass reads again what the one before has read';
+COMMENT ON COLUMN idempotency.prune_progress.finished_at IS 'the pass goes on from outcomes of this time, and behind this place among equal times';
+COMMENT ON COLUMN idempotency.prune_progress.skipped_from IS 'the first outcome that was due and could not be pruned; the next pass goes on from here';
+COMMENT ON COLUMN idempotency.prune_progress.frontier IS 'the farthest that any pass came';
+
+CREATE TABLE idempotency.observed (
+    scope_id        pg_catalog.int4 NOT NULL,
+    since           pg_catalog.timestamptz NOT NULL,
+    repeats         pg_catalog.int8[] NOT NULL,
+    longest_repeat  pg_catalog.interval,
+    longest_late    pg_catalog.interval,
+    longest_unknown pg_catalog.interval,
+    slowest_call    pg_catalog.interval,
+    longest_lease   pg_catalog.interval,
+    CONSTRAINT observed_scope_id_pkey PRIMARY KEY (scope_id)
+);
+COMMENT ON TABLE idempotency.observed IS 'what the worker saw of each scope, for idem_window_advice: times from a key''s first claim to a repeat, in doubling buckets from one second, and the longest of each kind';
+
+CREATE TABLE idempotency.activity (
+    scope_id pg_catalog.int4 NOT NULL,
+    hour     pg_catalog.timestamptz NOT NULL,
+    claims   pg_catalog.int8 NOT NULL,
+    executes pg_catalog.int8 NOT NULL,
+    replays  pg_catalog.int8 NOT NULL,
+    pruned   pg_catalog.int8 NOT NULL,
+    CONSTRAINT activity_scope_id_hour_pkey PRIMARY KEY (scope_id, hour)
+);
+COMMENT ON TABLE idempotency.activity IS 'what the worker saw of each scope in each hour, for idem_report';
 
 CREATE TABLE idempotency.message (
     digest       pg_catalog.uuid NOT NULL,
@@ -134,8 +207,10 @@ COMMENT ON COLUMN idempotency.message.position IS 'order among the messages of o
 CREATE TABLE idempotency.event (
     id               pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
     happened_at      pg_catalog.timestamptz NOT NULL,
-    scope_id         pg_catalog.int4 NOT NULL,
-    key              pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    kind             pg_catalog.text NOT NULL,
+    scope_id         pg_catalog.int4,
+    key              pg_catalog.text COLLATE pg_catalog."C",
+    run              pg_catalog.text COLLATE pg_catalog."C",
     from_state       pg_catalog.text NOT NULL,
     to_state         pg_catalog.text NOT NULL,
     fence            pg_catalog.int8,
@@ -149,7 +224,9 @@ CREATE TABLE idempotency.event (
 );
 CREATE INDEX event_happened_at_index ON idempotency.event (happened_at);
 CREATE INDEX event_scope_id_key_index ON idempotency.event (scope_id, key);
-COMMENT ON TABLE idempotency.event IS 'the trail of exceptions: each step into doubt, through it and out of it; never an ordinary completion. Read it through idempotency.events';
+COMMENT ON TABLE idempotency.event IS 'the trail of exceptions: each step into doubt, through it and out of it, keys that expired while their run lives, late claims, silent runs, forgotten keys; never an ordinary completion. Read it through idempotency.events';
+COMMENT ON COLUMN idempotency.event.kind IS 'doubt, expired_alive, late_retry, run_silent or forgotten';
+COMMENT ON COLUMN idempotency.event.role IS 'who did it; of run_silent, whose run it is';
 
 CREATE TABLE idempotency.failure_kind (
     kind    pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -161,12 +238,16 @@ CREATE TABLE idempotency.failure_kind (
 );
 COMMENT ON TABLE idempotency.failure_kind IS 'your own kinds of failure and their verdicts, before those that are built in; see idempotency.failure_kinds';
 
--- The record must survive a dump and restore.
+-- The record must survive a dump and restore. prune_progress need not: pruning then begins at the first outcome.
 SELECT pg_catalog.pg_extension_config_dump('idempotency.scope', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.scope_grant', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.args_rule', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.claim', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outcome', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.tombstone', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.run', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.observed', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.activity', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.message', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.event', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.failure_kind', '');

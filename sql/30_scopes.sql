@@ -15,9 +15,14 @@ CREATE FUNCTION @extschema@.idem_scope_set(
     max_backoff pg_catalog.interval DEFAULT NULL,
     max_reconciles pg_catalog.int4 DEFAULT NULL,
     keep_payload pg_catalog.bool DEFAULT NULL,
-    reconciler pg_catalog.text DEFAULT NULL
+    reconciler pg_catalog.text DEFAULT NULL,
+    hard_limit pg_catalog.interval DEFAULT NULL,
+    run_is_alive pg_catalog.text DEFAULT NULL,
+    guard pg_catalog.interval DEFAULT NULL,
+    late pg_catalog.text DEFAULT NULL,
+    issued_at_from pg_catalog.text DEFAULT NULL
 ) RETURNS pg_catalog.void LANGUAGE c AS 'MODULE_PATHNAME', 'idem_scope_set';
-COMMENT ON FUNCTION @extschema@.idem_scope_set(pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.interval, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.int4, pg_catalog.text[], pg_catalog.int4, pg_catalog.interval, pg_catalog.interval, pg_catalog.int4, pg_catalog.bool, pg_catalog.text) IS
+COMMENT ON FUNCTION @extschema@.idem_scope_set(pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.interval, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.int4, pg_catalog.text[], pg_catalog.int4, pg_catalog.interval, pg_catalog.interval, pg_catalog.int4, pg_catalog.bool, pg_catalog.text, pg_catalog.interval, pg_catalog.text, pg_catalog.interval, pg_catalog.text, pg_catalog.text) IS
     'creates a scope or changes its policies; NULL keeps what it was. Creating needs CREATE on schema idempotency, changing is for the owner';
 
 CREATE FUNCTION @extschema@.idem_scope_reset(scope pg_catalog.text, policy pg_catalog.text)

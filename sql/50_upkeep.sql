@@ -36,6 +36,7 @@ CREATE FUNCTION @extschema@.idem_status(
     OUT worker pg_catalog.text,
     OUT launcher_pid pg_catalog.int4,
     OUT last_sweep_at pg_catalog.timestamptz,
+    OUT last_duration pg_catalog.interval,
     OUT last_leases_ended pg_catalog.int8,
     OUT last_outcomes_pruned pg_catalog.int8,
     OUT last_error pg_catalog.text,
@@ -49,3 +50,22 @@ COMMENT ON FUNCTION @extschema@.idem_status() IS
     'one row: version, whether the library is preloaded, what the worker does, its last sweep of this database, and what is open; for members of pg_monitor';
 REVOKE ALL ON FUNCTION @extschema@.idem_status() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_status() TO pg_monitor;
+
+CREATE FUNCTION idempotency.last_sweeps(
+    OUT database pg_catalog.oid,
+    OUT last_sweep_at pg_catalog.timestamptz,
+    OUT duration pg_catalog.interval,
+    OUT leases_ended pg_catalog.int8,
+    OUT outcomes_pruned pg_catalog.int8,
+    OUT error pg_catalog.text
+) RETURNS SETOF pg_catalog.record LANGUAGE c AS 'MODULE_PATHNAME', 'idem_sweeps';
+COMMENT ON FUNCTION idempotency.last_sweeps() IS 'what view idempotency.sweeps shows, by the number of the database';
+REVOKE ALL ON FUNCTION idempotency.last_sweeps() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION idempotency.last_sweeps() TO pg_monitor;
+
+CREATE VIEW idempotency.sweeps AS
+    SELECT d.datname AS database, s.last_sweep_at, s.duration, s.leases_ended, s.outcomes_pruned, s.error
+      FROM idempotency.last_sweeps() AS s
+      JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) s.database;
+COMMENT ON VIEW idempotency.sweeps IS 'the background worker''s last visit to each database: when it ended, how long it took, what it did, its first error; for members of pg_monitor';
+GRANT SELECT ON idempotency.sweeps TO pg_monitor;

@@ -32,6 +32,14 @@ CREATE FUNCTION @extschema@.idem_reconcile(
 COMMENT ON FUNCTION @extschema@.idem_reconcile(pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS
     'asks the scope''s reconciler whether a key in doubt was applied, and resolves it with the answer. Runs it as the scope''s owner, in a security-restricted operation, for idempotency.reconcile_timeout at most';
 
+CREATE FUNCTION @extschema@.idem_forget(
+    key pg_catalog.text,
+    scope pg_catalog.text DEFAULT 'default',
+    force pg_catalog.bool DEFAULT false
+) RETURNS pg_catalog.text LANGUAGE c AS 'MODULE_PATHNAME', 'idem_forget';
+COMMENT ON FUNCTION @extschema@.idem_forget(pg_catalog.text, pg_catalog.text, pg_catalog.bool) IS
+    'for the operator of a scope: removes the record of a key, whose operation can be executed again from then on; returns the state it was in. Open keys only with force';
+
 CREATE VIEW idempotency.unresolved WITH (security_barrier) AS
     SELECT COALESCE(s.name, 'default') AS scope, c.key,
            CASE WHEN c.state OPERATOR(pg_catalog.=) 'e' THEN 'escalated' ELSE 'unknown' END AS state,
@@ -50,11 +58,13 @@ CREATE VIEW idempotency.unresolved WITH (security_barrier) AS
 COMMENT ON VIEW idempotency.unresolved IS 'what nobody knows the outcome of, oldest first: unknown and escalated keys, since when, how often read in vain, the last evidence';
 
 CREATE VIEW idempotency.events WITH (security_barrier) AS
-    SELECT e.happened_at, COALESCE(s.name, 'default') AS scope, e.key, e.from_state, e.to_state, e.fence, e.attempt,
+    SELECT e.happened_at, e.kind, COALESCE(s.name, CASE WHEN e.scope_id OPERATOR(pg_catalog.=) 0 THEN 'default' END) AS scope,
+           e.key, e.run, e.from_state, e.to_state, e.fence, e.attempt,
            e.role, e.pid, e.application_name, e.reason, e.evidence
       FROM idempotency.event AS e
       LEFT JOIN idempotency.scope AS s ON s.id OPERATOR(pg_catalog.=) e.scope_id
-     WHERE idempotency.scope_usable(e.scope_id);
-COMMENT ON VIEW idempotency.events IS 'the trail of exceptions: who moved which key, when, from which state to which, with what evidence';
+     WHERE CASE WHEN e.scope_id IS NULL THEN pg_catalog.pg_has_role(e.role::pg_catalog.oid, 'USAGE')
+                ELSE idempotency.scope_usable(e.scope_id) END;
+COMMENT ON VIEW idempotency.events IS 'the trail of exceptions: what happened to which key or run, when, who did it, from which state to which, with what evidence';
 
 GRANT SELECT ON idempotency.unresolved, idempotency.events TO PUBLIC;

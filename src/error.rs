@@ -56,12 +56,28 @@ pub enum Error {
     NoAccess { scope: String, role: String },
     /// May not do this to a scope.
     NotOwner { scope: String },
+    /// May not do this to all scopes.
+    NotExtensionOwner(&'static str),
     /// May not finish what another role claimed.
     NotClaimant(Place),
     /// May not decide for a key without its fence.
     NotOperator(Place),
-    /// A reconciler that would have keys reconciled.
-    NestedReconcile,
+    /// `idem_once` and `idem_call`: the call comes after the window.
+    Expired(Place),
+    /// An open key that only `force` forgets.
+    StillOpen { place: Place, state: &'static str },
+    /// A key of a scope whose keys carry their time, and it does not.
+    KeyWithoutTime { place: Place, form: &'static str },
+    /// Somebody else has begun a run of this name.
+    RunTaken { run: String },
+    /// There is no run of this name that the caller has begun.
+    NoSuchRun { run: String },
+    /// The run is over.
+    RunOver { run: String },
+    /// May not begin runs.
+    MayNotBegin { role: String },
+    /// A function of a scope that would call this function, which calls functions of scopes.
+    Nested(&'static str),
     /// The scope names no reconciler.
     NoReconciler { scope: String },
     /// May not create scopes.
@@ -130,21 +146,28 @@ impl Error {
             }
             Error::OutcomeUnknown(_) | Error::Escalated(_) => b"ID005",
             Error::FinalFailure(_) => b"ID006",
+            Error::Expired(_) => b"ID007",
+            Error::StillOpen { .. } => b"55006",
+            Error::NoSuchRun { .. } => b"42704",
             Error::NullArgument(_) => b"22004",
-            Error::BadValue { .. } => b"22023",
+            Error::BadValue { .. } | Error::KeyWithoutTime { .. } => b"22023",
             Error::ReadOnly { .. } => b"25006",
             Error::NoAccess { .. }
             | Error::NoSuchScope { .. }
             | Error::NotOwner { .. }
+            | Error::NotExtensionOwner(_)
             | Error::NotClaimant(_)
             | Error::NotOperator(_)
-            | Error::MayNotCreate { .. } => b"42501",
+            | Error::MayNotCreate { .. }
+            | Error::MayNotBegin { .. }
+            | Error::RunTaken { .. } => b"42501",
             Error::Function { sqlstate, .. } => sqlstate,
             Error::Serialization { .. } => b"40001",
             Error::TooLarge { .. } => b"54000",
             Error::NotInstalled
             | Error::NoReconciler { .. }
-            | Error::NestedReconcile
+            | Error::Nested(_)
+            | Error::RunOver { .. }
             | Error::TableChanged { .. }
             | Error::IndexMissing { .. }
             | Error::WriteSuppressed { .. } => b"55000",
@@ -204,6 +227,9 @@ impl Error {
                 )
             }
             Error::NotOwner { scope } => format!("must be owner of scope {}", quoted(scope)),
+            Error::NotExtensionOwner(what) => {
+                format!("must be owner of extension idempotency to {what}")
+            }
             Error::NotClaimant(place) => format!("{} was claimed by another role", named(place)),
             Error::NotOperator(place) => {
                 format!(
@@ -211,7 +237,22 @@ impl Error {
                     named(place)
                 )
             }
-            Error::NestedReconcile => "a reconciler must not call idem_reconcile".to_owned(),
+            Error::Nested(function) => {
+                format!("a function that a scope names must not call {function}")
+            }
+            Error::Expired(place) => format!("{} has expired", named(place)),
+            Error::StillOpen { place, state } => format!("{} is {state}", named(place)),
+            Error::KeyWithoutTime { place, form } => {
+                format!("{} is not a {form}", named(place))
+            }
+            Error::RunTaken { run } => format!("run {} was begun by another role", quoted(run)),
+            Error::NoSuchRun { run } => {
+                format!("there is no run {} that you have begun", quoted(run))
+            }
+            Error::RunOver { run } => format!("run {} is over", quoted(run)),
+            Error::MayNotBegin { role } => {
+                format!("role {} may not use any scope", quoted(role))
+            }
             Error::NoReconciler { scope } => {
                 format!("scope {} has no reconciler", quoted(scope))
             }
@@ -281,6 +322,16 @@ impl Error {
             Error::NotClaimant(_) => {
                 "A claim is finished by the role that made it, its members, or the scope's owner."
             }
+            Error::Expired(_) => {
+                "The key was finished, or its call issued, so long ago that its window is over."
+            }
+            Error::StillOpen { .. } => "Whether it has its effect is not decided yet.",
+            Error::KeyWithoutTime { .. } => {
+                "The scope takes issued_at from its keys, and this one carries no time."
+            }
+            Error::RunOver { .. } => {
+                "It was ended, or gave no sign of life for its longest pause; keys may be gone."
+            }
             Error::NotOperator(_) => "Operators of a scope are its owner and superusers.",
             Error::ScopeInUse { .. } => {
                 "Dropping it would forget them, and their effects could happen again."
@@ -291,9 +342,13 @@ impl Error {
             | Error::BadValue { .. }
             | Error::NoAccess { .. }
             | Error::NotOwner { .. }
+            | Error::NotExtensionOwner(_)
             | Error::MayNotCreate { .. }
+            | Error::MayNotBegin { .. }
+            | Error::RunTaken { .. }
+            | Error::NoSuchRun { .. }
             | Error::NoReconciler { .. }
-            | Error::NestedReconcile
+            | Error::Nested(_)
             | Error::Function { .. }
             | Error::TooLarge { .. }
             | Error::NotInstalled
@@ -349,12 +404,36 @@ impl Error {
                 literal(&identifier(role))
             ),
             Error::NotOwner { .. } => "Ask the scope's owner or a superuser.".to_owned(),
+            Error::NotExtensionOwner(_) => {
+                "Name a scope of yours, or ask a superuser.".to_owned()
+            }
             Error::NotClaimant(_) => "Finish it as the role that claimed it, or as the scope's owner.".to_owned(),
             Error::NotOperator(_) => {
                 "Pass fence => the fence that idem_claim or idem_dispatch returned, or ask the scope's owner.".to_owned()
             }
-            Error::NestedReconcile => {
-                "It reads the other system for one key and gives a verdict; other keys are reconciled by themselves.".to_owned()
+            Error::Nested(_) => {
+                "It answers one question about one key or run, and changes nothing.".to_owned()
+            }
+            Error::Expired(_) => {
+                "Find out what the first call did before you repeat the operation under a new key. A longer dedup_window, or run => a run that was begun, would have kept the answer.".to_owned()
+            }
+            Error::StillOpen { .. } => {
+                "Let its owner finish it, or decide with idem_resolve; force => true forgets it all the same, and its operation could happen again.".to_owned()
+            }
+            Error::KeyWithoutTime { form, .. } => format!(
+                "Make keys of this scope as {form}, or run idem_scope_reset(scope, 'issued_at_from')."
+            ),
+            Error::RunTaken { .. } => {
+                "Name your run otherwise, or begin it as the role (or a member of the role) that began it.".to_owned()
+            }
+            Error::NoSuchRun { .. } => {
+                "idem_run_begin begins it; view idempotency.runs lists yours.".to_owned()
+            }
+            Error::RunOver { .. } => {
+                "idem_run_begin lets it live again; give it a longest_pause that covers its pauses.".to_owned()
+            }
+            Error::MayNotBegin { .. } => {
+                "The owner of a scope grants it with idem_scope_grant.".to_owned()
             }
             Error::NoReconciler { scope } => format!(
                 "Name one: SELECT idem_scope_set({}, reconciler => 'schema.function').",

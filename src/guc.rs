@@ -10,6 +10,8 @@ static MAX_RESULT_BYTES: GucSetting<i32> = GucSetting::<i32>::new(64 * 1_024);
 static MAX_CLAIMS: GucSetting<i32> = GucSetting::<i32>::new(2_000);
 static MAX_PAYLOAD_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1_024 * 1_024);
 static RECONCILE_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
+static EVENT_RETENTION_S: GucSetting<i32> = GucSetting::<i32>::new(90 * 86_400);
+static NOTIFY_CHANNEL: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 static NAPTIME_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static SWEEP_BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static WORKER: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -43,6 +45,19 @@ pub fn reconcile_timeout_ms() -> i32 {
 /// Keys whose lock one transaction may keep.
 pub fn max_claims_per_transaction() -> usize {
     usize::try_from(MAX_CLAIMS.get()).unwrap_or(0)
+}
+
+/// How long events are kept.
+pub fn event_retention() -> Span {
+    Span::from_s(u32::try_from(EVENT_RETENTION_S.get()).unwrap_or(0))
+}
+
+/// The channel that the worker notifies of expired keys whose run lives, if any.
+pub fn notify_channel() -> Option<String> {
+    NOTIFY_CHANNEL
+        .get()
+        .map(|name| name.to_string_lossy().into_owned())
+        .filter(|name| !name.is_empty())
 }
 
 /// Pause of the launcher between two rounds.
@@ -136,6 +151,24 @@ pub fn init() {
         1,
         i32::MAX,
         GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"idempotency.event_retention",
+        c"How long events are kept.",
+        c"Sweeps remove older rows of idempotency.event, and of the hourly activity.",
+        &EVENT_RETENTION_S,
+        1,
+        i32::MAX,
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_string_guc(
+        c"idempotency.notify_channel",
+        c"Channel that the background worker notifies when keys expired while their run lives; empty means none.",
+        c"At most one notification per visit, from the worker only.",
+        &NOTIFY_CHANNEL,
+        GucContext::Sighup,
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(

@@ -11,6 +11,7 @@ mod error;
 mod guc;
 mod pg;
 mod policy;
+mod stats;
 mod store;
 mod worker;
 
@@ -18,7 +19,8 @@ mod worker;
 
 ::pgrx::extension_sql_file!("../sql/10_tables.sql", name = "tables", bootstrap);
 ::pgrx::extension_sql_file!("../sql/20_keys.sql", name = "keys", requires = ["tables"]);
-::pgrx::extension_sql_file!("../sql/30_scopes.sql", name = "scopes", requires = ["keys"]);
+::pgrx::extension_sql_file!("../sql/25_runs.sql", name = "runs", requires = ["keys"]);
+::pgrx::extension_sql_file!("../sql/30_scopes.sql", name = "scopes", requires = ["runs"]);
 ::pgrx::extension_sql_file!(
     "../sql/40_seeing.sql",
     name = "seeing",
@@ -39,6 +41,13 @@ mod worker;
     "../sql/80_outbox.sql",
     name = "outbox",
     requires = ["failure_kinds"]
+);
+
+::pgrx::extension_sql_file!("../sql/85_stats.sql", name = "stats", requires = ["outbox"]);
+::pgrx::extension_sql_file!(
+    "../sql/90_doctor.sql",
+    name = "doctor",
+    requires = ["stats"]
 );
 
 /// Called once when the library is loaded: by the postmaster where it is preloaded, else by the first session

@@ -10,8 +10,10 @@ use crate::store::scope::{self, ScopeRow, StoredScope, Which};
 use idempotency_core::backoff;
 use idempotency_core::decide::{EffectKind, Policy};
 use idempotency_core::ignore::Ignore;
+use idempotency_core::issued::KeyTime;
 use idempotency_core::key::ScopeName;
 use idempotency_core::time::{Instant, Span};
+use idempotency_core::window::Late;
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -183,6 +185,11 @@ impl Scope {
                 .any(|granted| *granted == Oid::INVALID || identity::has_rights_of(role, *granted))
     }
 
+    /// May this role see what is counted here, without keys?
+    pub fn may_count(&self, role: Oid) -> bool {
+        self.may_use(role) || identity::monitors(role)
+    }
+
     /// May this role change policies and finish what others claimed?
     pub fn operated_by(&self, role: Oid) -> bool {
         identity::has_rights_of(role, self.row.owner)
@@ -235,6 +242,14 @@ impl Scope {
     pub fn policy(&self) -> Policy {
         Policy {
             window: self.window(),
+            hard_limit: self.row.hard_limit_us.and_then(Span::from_us),
+            guard: self.guard(),
+            late: self
+                .row
+                .late
+                .as_deref()
+                .and_then(late_of)
+                .unwrap_or(Late::Expired),
             provider_window: self.provider_window(),
             kind: self.effect_kind(),
             max_attempts: self.row.max_attempts.unwrap_or(MAX_ATTEMPTS),
@@ -252,6 +267,21 @@ impl Scope {
             now.0
                 .saturating_add(backoff::wait_us(first, most, tries, salt)),
         )
+    }
+
+    /// How long keys are remembered after their window.
+    pub fn guard(&self) -> Option<Span> {
+        self.row.guard_us.and_then(Span::from_us)
+    }
+
+    /// How keys carry the time at which they were made, where they do.
+    pub fn issued_at_from(&self) -> Option<KeyTime> {
+        self.row.issued_at_from.as_deref().and_then(key_time_of)
+    }
+
+    /// The function that says whether a run is alive, as its owner named it.
+    pub fn run_is_alive(&self) -> Option<&str> {
+        self.row.run_is_alive.as_deref()
     }
 
     /// Whether payloads of finished messages are kept with their outcomes.
@@ -294,6 +324,24 @@ pub fn effect_kind_of(name: &str) -> Option<EffectKind> {
         "external" => Some(EffectKind::External),
         "keyed" => Some(EffectKind::Keyed),
         "local" => Some(EffectKind::Local),
+        _ => None,
+    }
+}
+
+/// What a late claim is told, by the name that `idem_scope_set` takes.
+pub fn late_of(name: &str) -> Option<Late> {
+    match name {
+        "expired" => Some(Late::Expired),
+        "execute" => Some(Late::Execute),
+        _ => None,
+    }
+}
+
+/// How keys carry their time, by the name that `idem_scope_set` takes.
+pub fn key_time_of(name: &str) -> Option<KeyTime> {
+    match name {
+        "uuidv7" => Some(KeyTime::Uuidv7),
+        "ulid" => Some(KeyTime::Ulid),
         _ => None,
     }
 }

@@ -1,7 +1,8 @@
-//! `idem_resolve`, `idem_escalate`, `idem_reconcile`.
+//! `idem_resolve`, `idem_escalate`, `idem_reconcile`, `idem_forget`.
 
 use super::arguments;
 use crate::engine::finish::{self, Ending, Finished, Said};
+use crate::engine::forget;
 use crate::engine::key::ScopedKey;
 use crate::engine::open_claims;
 use crate::engine::reconcile;
@@ -13,6 +14,7 @@ use idempotency_core::decide::WasRead;
 
 sql_function!(idem_resolve, pg_finfo_idem_resolve, resolve);
 sql_function!(idem_escalate, pg_finfo_idem_escalate, escalate);
+sql_function!(idem_forget, pg_finfo_idem_forget, forget);
 sql_function!(idem_reconcile, pg_finfo_idem_reconcile, reconcile_body);
 
 fn resolve(call: &Call) -> Result<Reply, Error> {
@@ -90,4 +92,11 @@ fn reconcile_body(call: &Call) -> Result<Reply, Error> {
         answer.state.into(),
         answer.result.into(),
     ]))
+}
+
+fn forget(call: &Call) -> Result<Reply, Error> {
+    server::require_writable(c"idem_forget()")?;
+    let key = arguments::scoped_key(call, 0, 1)?;
+    let state = forget::forget(&key, call.bool(2).unwrap_or(false))?;
+    Ok(Reply::One(state.into()))
 }

@@ -33,6 +33,7 @@ fn peek(call: &Call) -> Result<Reply, Error> {
         view.lease_expires_at.into(),
         view.finished_at.into(),
         view.window_ends_at.into(),
+        view.repeatable_at.into(),
     ]))
 }
 
@@ -91,8 +92,9 @@ fn window_ends_at(call: &Call) -> Result<Reply, Error> {
         return Ok(Reply::One(Value::Null));
     };
     let role = identity::current_role();
-    let end = policy::by_id(id)?
-        .filter(|scope| scope.may_use(role))
-        .map(|scope| look::window_end(finished_at, scope.window()));
+    let scope = policy::by_id(id)?.filter(|scope| scope.may_use(role));
+    let end = scope
+        .map(|scope| look::window_ends_at(&scope, finished_at, call.text(2).as_deref()))
+        .transpose()?;
     Ok(Reply::One(end.into()))
 }

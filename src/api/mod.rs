@@ -8,5 +8,7 @@ mod look;
 mod many;
 mod once;
 mod outbox;
+mod runs;
 mod scopes;
+mod stats;
 mod upkeep;

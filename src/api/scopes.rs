@@ -34,7 +34,7 @@ const TIMES_MAX: i32 = 1_000_000;
 const RESULT_BYTES_MAX: i32 = 256 * 1_024 * 1_024;
 
 /// The policies by name, as `idem_scope_reset` takes them.
-const POLICIES: [(&str, Setting); 14] = [
+const POLICIES: [(&str, Setting); 19] = [
     ("dedup_window", Setting::DedupWindow),
     ("keep_forever", Setting::KeepForever),
     ("max_lease", Setting::MaxLease),
@@ -49,6 +49,11 @@ const POLICIES: [(&str, Setting); 14] = [
     ("max_reconciles", Setting::MaxReconciles),
     ("keep_payload", Setting::KeepPayload),
     ("reconciler", Setting::Reconciler),
+    ("hard_limit", Setting::HardLimit),
+    ("run_is_alive", Setting::RunIsAlive),
+    ("guard", Setting::Guard),
+    ("late", Setting::Late),
+    ("issued_at_from", Setting::IssuedAtFrom),
 ];
 
 fn set(call: &Call) -> Result<Reply, Error> {
@@ -67,21 +72,47 @@ fn set(call: &Call) -> Result<Reply, Error> {
     interval(6, "wait", Setting::Wait, Zero::Allowed)?;
     interval(10, "backoff", Setting::Backoff, Zero::Refused)?;
     interval(11, "max_backoff", Setting::MaxBackoff, Zero::Refused)?;
+    interval(15, "hard_limit", Setting::HardLimit, Zero::Refused)?;
+    interval(17, "guard", Setting::Guard, Zero::Refused)?;
     if let Some(keep) = call.bool(2) {
         changes.push((Setting::KeepForever, SettingValue::Bool(keep)));
     }
-    if let Some(kind) = call.text(4) {
-        if policy::effect_kind_of(&kind).is_none() {
-            return Err(Error::bad_value(
-                format!(
-                    "effect_kind must be external, keyed or local, not {}",
-                    crate::error::quoted(&kind)
-                ),
-                "external: an expired lease may have happened. keyed: the other system takes our key. local: the effect commits with idem_complete.",
-            ));
+    let mut word = |index, name: &str, setting, known: &[&str], hint: &str| -> Result<(), Error> {
+        if let Some(given) = call.text(index) {
+            if !known.contains(&given.as_str()) {
+                let (last, others) = known.split_last().unwrap_or((&"", &[]));
+                let list = format!("{} or {last}", others.join(", "));
+                let given = crate::error::quoted(&given);
+                return Err(Error::bad_value(
+                    format!("{name} must be {list}, not {given}"),
+                    hint,
+                ));
+            }
+            changes.push((setting, SettingValue::Text(given)));
         }
-        changes.push((Setting::EffectKind, SettingValue::Text(kind)));
-    }
+        Ok(())
+    };
+    word(
+        4,
+        "effect_kind",
+        Setting::EffectKind,
+        &["external", "keyed", "local"],
+        "external: an expired lease may have happened. keyed: the other system takes our key. local: the effect commits with idem_complete.",
+    )?;
+    word(
+        18,
+        "late",
+        Setting::Late,
+        &["expired", "execute"],
+        "expired: a claim after the window is told so while the guard remembers the key. execute: it executes, and an event is written.",
+    )?;
+    word(
+        19,
+        "issued_at_from",
+        Setting::IssuedAtFrom,
+        &["uuidv7", "ulid"],
+        "The time in the key is then its issued_at; idem_scope_reset(scope, 'issued_at_from') takes this back.",
+    )?;
     if let Some(bytes) = call.int4(7) {
         if !(0..=RESULT_BYTES_MAX).contains(&bytes) {
             return Err(Error::bad_value(
@@ -127,8 +158,12 @@ fn set(call: &Call) -> Result<Reply, Error> {
         changes.push((Setting::ArgsRule, SettingValue::Int4(version)));
     }
     if let Some(name) = call.text(14) {
-        let kept = reader::checked_name(&name, scope.owner())?;
+        let kept = reader::RECONCILER.checked_name(&name, scope.owner())?;
         changes.push((Setting::Reconciler, SettingValue::Text(kept)));
+    }
+    if let Some(name) = call.text(16) {
+        let kept = reader::RUN_IS_ALIVE.checked_name(&name, scope.owner())?;
+        changes.push((Setting::RunIsAlive, SettingValue::Text(kept)));
     }
     for (setting, value) in changes {
         scope::set(scope.id(), setting, value)?;
@@ -196,7 +231,12 @@ fn reset(call: &Call) -> Result<Reply, Error> {
         | Setting::MaxBackoff
         | Setting::MaxReconciles
         | Setting::KeepPayload
-        | Setting::Reconciler => SettingValue::Default,
+        | Setting::Reconciler
+        | Setting::HardLimit
+        | Setting::RunIsAlive
+        | Setting::Guard
+        | Setting::Late
+        | Setting::IssuedAtFrom => SettingValue::Default,
     };
     scope::set(scope.id(), *setting, value)?;
     Ok(Reply::Void)

@@ -6,6 +6,7 @@ use crate::guc;
 use crate::pg::call::{Call, Reply};
 use crate::pg::shmem::{self, Trouble};
 use crate::pg::table::{Mode, Snapshot};
+use crate::pg::value::Value;
 use crate::pg::{server, shmem::Swept};
 use crate::sql_function;
 use crate::store::{KeyTables, claim};
@@ -16,6 +17,7 @@ sql_function!(
     pg_finfo_idem_sweep_restart,
     sweep_restart
 );
+sql_function!(idem_sweeps, pg_finfo_idem_sweeps, sweeps);
 sql_function!(idem_status, pg_finfo_idem_status, status);
 
 fn idem_sweep_body(_call: &Call) -> Result<Reply, Error> {
@@ -37,7 +39,7 @@ fn idem_sweep_body(_call: &Call) -> Result<Reply, Error> {
 
 /// The next idem_sweep of this session begins a new pass.
 fn sweep_restart(_call: &Call) -> Result<Reply, Error> {
-    sweep::forget_session_pass();
+    sweep::restart_session_pass();
     Ok(Reply::Void)
 }
 
@@ -55,6 +57,9 @@ fn status(_call: &Call) -> Result<Reply, Error> {
         worker_state(launcher_pid).into(),
         launcher_pid.into(),
         swept.as_ref().map(|swept| swept.at).into(),
+        swept
+            .as_ref()
+            .map_or(Value::Null, |swept| Value::Interval(swept.duration_us)),
         from_sweep(|swept| swept.leases_ended).into(),
         from_sweep(|swept| swept.outcomes_pruned).into(),
         swept.as_ref().and_then(|swept| swept.error.clone()).into(),
@@ -64,6 +69,22 @@ fn status(_call: &Call) -> Result<Reply, Error> {
         count(open.escalated).into(),
         count(open.queued).into(),
     ]))
+}
+
+/// The last visit to each database, for whoever monitors the server.
+fn sweeps(_call: &Call) -> Result<Reply, Error> {
+    let count = |rows: u64| i64::try_from(rows).unwrap_or(i64::MAX);
+    let rows = shmem::last_sweeps().into_iter().map(|(database, swept)| {
+        vec![
+            database.into(),
+            swept.at.into(),
+            Value::Interval(swept.duration_us),
+            count(swept.leases_ended).into(),
+            count(swept.outcomes_pruned).into(),
+            swept.error.into(),
+        ]
+    });
+    Ok(Reply::Rows(rows.collect()))
 }
 
 fn worker_state(launcher_pid: Option<i32>) -> &'static str {

@@ -7,6 +7,7 @@
 use crate::engine::key::{Args, ScopedKey};
 use crate::engine::open_claims;
 use crate::engine::record::{self, Record};
+use crate::engine::runs;
 use crate::engine::trail;
 use crate::engine::wait::{self, Patience};
 use crate::error::Error;
@@ -15,13 +16,17 @@ use crate::pg::lock::KeyLock;
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::{identity, server};
 use crate::policy::{self, Scope};
+use crate::stats::{self, Counter, Observed};
 use crate::store::claim::OpenRow;
+use crate::store::event::Kind;
 use crate::store::{KeyTables, message, outcome};
 use idempotency_core::decide::{
     self, Decision, EffectKind, FinishedKey, FinishedState, Found, OpenKey, OpenState, Ownership,
     Prior,
 };
+use idempotency_core::issued::{self, KeyTime};
 use idempotency_core::time::{Instant, Span};
+use idempotency_core::window::{self, Expiry, Issued, Run};
 use std::rc::Rc;
 
 /// Keys of one `idem_claim_many` or `idem_complete_many`.
@@ -125,7 +130,7 @@ pub fn claim_many(keys: &[ScopedKey], args: &[Args], terms: &Terms) -> Result<Ve
     let patience = patience(&scope, terms);
     // Waiting holds no table locks.
     tables.close();
-    let mut locks = lock_all(keys, patience)?;
+    let mut locks = lock_all(keys, &scope, patience)?;
     let mut answers = Vec::with_capacity(keys.len());
     for ((key, args), lock) in keys.iter().zip(args).zip(&mut locks) {
         let (scope, tables) = enter(key)?;
@@ -141,8 +146,10 @@ pub fn claim_many(keys: &[ScopedKey], args: &[Args], terms: &Terms) -> Result<Ve
             Step::Answer(answer) | Step::Held(answer) | Step::Leased(_, answer) => answer,
             Step::Mismatch => Answer::bare(Word::Mismatch),
         };
+        count(&scope, &answer);
         answers.push(answer);
     }
+    runs::sign_of_life(terms.run.as_deref(), &scope)?;
     Ok(answers)
 }
 
@@ -157,13 +164,17 @@ fn patience(scope: &Scope, terms: &Terms) -> Patience {
 }
 
 /// The locks of a batch. Where leases may be waited for, none is kept meanwhile: no key has been answered yet.
-fn lock_all(keys: &[ScopedKey], patience: Patience) -> Result<Vec<Option<KeyLock>>, Error> {
+fn lock_all(
+    keys: &[ScopedKey],
+    scope: &Scope,
+    patience: Patience,
+) -> Result<Vec<Option<KeyLock>>, Error> {
     let mut rounds: u32 = 0;
     loop {
         let locks = lock_in_order(keys, patience);
         let now = server::now();
         let leased = if patience.for_lease(now) {
-            leased_by_others(keys, now)?
+            leased_by_others(keys, scope, now)?
         } else {
             None
         };
@@ -182,12 +193,13 @@ fn lock_all(keys: &[ScopedKey], patience: Patience) -> Result<Vec<Option<KeyLock
 /// The first key of the batch that somebody else holds under a lease, and until when.
 fn leased_by_others(
     keys: &[ScopedKey],
+    scope: &Scope,
     now: Instant,
 ) -> Result<Option<([u8; 16], Instant)>, Error> {
     let tables = KeyTables::open(Mode::Write)?;
     let mut leased = None;
     for key in keys {
-        if let Record::Open(row) = record::probe(&tables, key, Snapshot::Now)?
+        if let Record::Open(row) = record::probe(&tables, key, scope, Snapshot::Now)?
             && let Some(until) = decide::lease_end(&row.open, now)
             && !open_claims::leased_here(&key.digest)
         {
@@ -257,11 +269,31 @@ fn claim_waiting(
                 if rounds > 0 {
                     wait::end();
                 }
+                count(&scope, &answer);
+                runs::sign_of_life(terms.run.as_deref(), &scope)?;
                 return Ok(answer);
             }
-            Step::Mismatch => return Err(Error::KeyReused(key.place())),
+            Step::Mismatch => {
+                stats::count_at_once(scope.id(), Counter::Mismatches);
+                return Err(Error::KeyReused(key.place()));
+            }
         }
     }
+}
+
+/// Counts an answer.
+fn count(scope: &Scope, answer: &Answer) {
+    stats::count(scope.id(), Counter::Claims);
+    let counter = match answer.word {
+        Word::Execute => Counter::Executes,
+        Word::Reconcile => Counter::Reconciles,
+        Word::Replay => Counter::Replays,
+        Word::Rejected => Counter::Rejections,
+        Word::InProgress => Counter::InProgress,
+        Word::Mismatch => return stats::count_at_once(scope.id(), Counter::Mismatches),
+        Word::Expired | Word::Queued | Word::Escalated => return,
+    };
+    stats::count(scope.id(), counter);
 }
 
 fn in_progress_until(at: Instant) -> Answer {
@@ -278,7 +310,7 @@ pub fn without_lock(
     scope: &Scope,
     tables: &KeyTables,
 ) -> Result<Step, Error> {
-    let record = record::probe(tables, key, Snapshot::Now)?;
+    let record = record::probe(tables, key, scope, Snapshot::Now)?;
     let now = server::now();
     if !same_args(args, scope, &record, now)? {
         return Ok(Step::Mismatch);
@@ -286,14 +318,14 @@ pub fn without_lock(
     let held = Answer::bare(Word::InProgress);
     let answer = match &record {
         Record::Finished(row) => match decide::decide(record.found(), &scope.policy(), None, now) {
-            Decision::Replay => finished(Word::Replay, row),
-            Decision::Rejected => finished(Word::Rejected, row),
+            Decision::Replay => repeated(Word::Replay, row, scope, now),
+            Decision::Rejected => repeated(Word::Rejected, row, scope, now),
             Decision::Execute(_)
             | Decision::Reconcile(_)
             | Decision::InProgress(_)
             | Decision::Queued
             | Decision::Escalated
-            | Decision::Expired => {
+            | Decision::Expired(_) => {
                 return Ok(Step::Held(held));
             }
         },
@@ -302,7 +334,7 @@ pub fn without_lock(
                 decide::lease_end(&row.open, now).map_or(held, in_progress_until),
             ));
         }
-        Record::Absent => return Ok(Step::Held(held)),
+        Record::Absent | Record::Pruned(_) => return Ok(Step::Held(held)),
     };
     record::require_visible(tables, key)?;
     Ok(Step::Answer(answer))
@@ -318,7 +350,7 @@ fn with_lock(
     lock: KeyLock,
     patience: Option<Patience>,
 ) -> Result<Step, Error> {
-    let record = record::probe(&tables, key, Snapshot::Now)?;
+    let record = record::probe(&tables, key, scope, Snapshot::Now)?;
     record::require_visible(&tables, key)?;
     let now = server::now();
     let give_back = |step: Step, tables: KeyTables, lock: KeyLock| {
@@ -339,7 +371,15 @@ fn with_lock(
     if !same_args(args, scope, &record, now)? {
         return give_back(Step::Mismatch, tables, lock);
     }
-    let step = match decide::decide(record.found(), &scope.policy(), terms.issued_at, now) {
+    let issued = issued(
+        key,
+        terms.issued_at,
+        terms.run.as_deref(),
+        scope,
+        &record,
+        now,
+    )?;
+    let step = match decide::decide(record.found(), &scope.policy(), issued, now) {
         Decision::Execute(ownership) => {
             own(key, args, terms, scope, &tables, &record, ownership, now)?;
             tables.keep();
@@ -377,13 +417,15 @@ fn with_lock(
         }
         Decision::Queued => Step::Answer(at_rest(Word::Queued, &record)),
         Decision::Escalated => Step::Answer(at_rest(Word::Escalated, &record)),
-        Decision::Expired => Step::Answer(Answer::bare(Word::Expired)),
+        Decision::Expired(why) => Step::Answer(expired(why, scope, &record, now)),
         Decision::Replay | Decision::Rejected => match &record {
             Record::Finished(row) if row.finished.state == FinishedState::Rejected => {
-                Step::Answer(finished(Word::Rejected, row))
+                Step::Answer(repeated(Word::Rejected, row, scope, now))
             }
-            Record::Finished(row) => Step::Answer(finished(Word::Replay, row)),
-            Record::Absent | Record::Open(_) => unreachable!("only a finished key is replayed"),
+            Record::Finished(row) => Step::Answer(repeated(Word::Replay, row, scope, now)),
+            Record::Absent | Record::Pruned(_) | Record::Open(_) => {
+                unreachable!("only a finished key is replayed")
+            }
         },
     };
     give_back(step, tables, lock)
@@ -391,12 +433,111 @@ fn with_lock(
 
 /// The arguments are compared before anything else is said. What is past its window says nothing.
 pub fn same_args(args: Args, scope: &Scope, record: &Record, now: Instant) -> Result<bool, Error> {
-    if decide::effective(record.found(), &scope.policy(), now) == Found::Absent {
+    if is_free(scope, record, now) {
         return Ok(true);
     }
     record
         .args()
         .map_or(Ok(true), |stored| args.same_as(stored, scope))
+}
+
+/// Nothing on record speaks for the key any more.
+fn is_free(scope: &Scope, record: &Record, now: Instant) -> bool {
+    match decide::effective(record.found(), &scope.policy(), now) {
+        Found::Absent | Found::Pruned(_) => true,
+        Found::Open(_) | Found::Finished(_) => false,
+    }
+}
+
+/// When the operation was first issued, as the caller says, or the key where the scope takes it from there.
+pub fn issued(
+    key: &ScopedKey,
+    given: Option<Instant>,
+    run: Option<&str>,
+    scope: &Scope,
+    record: &Record,
+    now: Instant,
+) -> Result<Option<Issued>, Error> {
+    let at = match (given, scope.issued_at_from()) {
+        (Some(at), _) => Some(at),
+        (None, None) => None,
+        // A record answers for itself.
+        (None, Some(_)) if !is_free(scope, record, now) => None,
+        (None, Some(form)) => {
+            let at = issued::of_key(&key.key, form);
+            let without_time = || Error::KeyWithoutTime {
+                place: key.place(),
+                form: match form {
+                    KeyTime::Uuidv7 => "UUID of version 7",
+                    KeyTime::Ulid => "ULID",
+                },
+            };
+            Some(at.ok_or_else(without_time)?)
+        }
+    };
+    at.map(|at| runs::issued(at, run, scope)).transpose()
+}
+
+/// The answer to a call that comes after the window.
+pub fn expired(why: Expiry, scope: &Scope, record: &Record, now: Instant) -> Answer {
+    let reason = match why {
+        Expiry::WindowOver => {
+            stats::count_at_once(scope.id(), Counter::LateRetries);
+            if let Found::Pruned(at) = decide::effective(record.found(), &scope.policy(), now) {
+                stats::observe_at_once(scope.id(), Observed::Late, now.since(at));
+            }
+            WINDOW_OVER
+        }
+        Expiry::IssuedBefore => ISSUED_BEFORE,
+    };
+    Answer {
+        reason: Some(reason.to_owned()),
+        ..Answer::bare(Word::Expired)
+    }
+}
+
+/// Why a claim is told `expired`.
+const WINDOW_OVER: &str = "its window is over";
+const ISSUED_BEFORE: &str = "issued before the window";
+
+/// Tells of an operation that is executed although it was done before its window ended.
+pub fn note_late(
+    key: &ScopedKey,
+    scope: &Scope,
+    record: &Record,
+    ownership: Ownership,
+    now: Instant,
+) -> Result<(), Error> {
+    if ownership.prior != Prior::Nothing {
+        return Ok(());
+    }
+    let again = trail::open_name(OpenState::InFlight);
+    let reason = || Some("executed again after its window".to_owned());
+    let expired_at = match record {
+        Record::Finished(row) if window::is_final(row.finished.state) => {
+            if row.finished.run == Run::Alive {
+                expired_alive(row)?;
+            }
+            trail::of_finished(Kind::LateRetry, row, again, reason())?;
+            window::guarded_until(row.finished.finished_at, row.finished.run, &scope.policy())
+        }
+        Record::Pruned(at) if window::remembered(*at, &scope.policy(), now) => {
+            let names = (trail::EXPIRED, again);
+            trail::of_key(Kind::LateRetry, scope.id(), key, names, reason())?;
+            *at
+        }
+        Record::Absent | Record::Open(_) | Record::Finished(_) | Record::Pruned(_) => return Ok(()),
+    };
+    stats::count(scope.id(), Counter::LateRetries);
+    stats::observe(scope.id(), Observed::Late, now.since(expired_at));
+    Ok(())
+}
+
+/// The alert: a key that was done expires while its run lives.
+pub fn expired_alive(row: &outcome::OutcomeRow) -> Result<(), Error> {
+    stats::count(row.scope_id, Counter::PrunedAlive);
+    let reason = "the scope's hard_limit".to_owned();
+    trail::of_finished(Kind::ExpiredAlive, row, trail::EXPIRED, Some(reason))
 }
 
 /// Takes ownership: in memory for a transactional claim, in the table for a leased one. Keeps the lock.
@@ -412,10 +553,12 @@ fn own(
     now: Instant,
 ) -> Result<(), Error> {
     open_claims::require_room_for(&key.digest)?;
+    note_late(key, scope, record, ownership, now)?;
+    note_takeover(scope, record, ownership);
     // A claim that begins anew has nothing to do with the row that it replaces.
     let before = match record {
         Record::Open(row) if ownership.prior != Prior::Nothing => Some(row),
-        Record::Open(_) | Record::Absent | Record::Finished(_) => None,
+        Record::Open(_) | Record::Absent | Record::Pruned(_) | Record::Finished(_) => None,
     };
     let row = OpenRow {
         open: OpenKey {
@@ -450,10 +593,11 @@ fn own(
         in_doubt_since: in_doubt_since(before, ownership, now),
         retry_at: None,
     };
-    if terms.lease.is_none() {
+    let Some(lease) = terms.lease else {
         open_claims::add_transactional(key, row, record.stands());
         return Ok(());
-    }
+    };
+    stats::observe(scope.id(), Observed::Lease, lease.us());
     tables.write_open(&key.digest, &row, record.stands())?;
     if ownership.prior == Prior::Unknown {
         let names = (
@@ -469,6 +613,17 @@ fn own(
     }
     open_claims::add_leased(key.digest);
     Ok(())
+}
+
+/// Counts a claim that takes a key over from an owner whose lease ended.
+fn note_takeover(scope: &Scope, record: &Record, ownership: Ownership) {
+    let Record::Open(row) = record else { return };
+    if ownership.prior != Prior::Nothing && row.open.lease_expires_at.is_some() {
+        stats::count(scope.id(), Counter::Takeovers);
+        if row.open.state == OpenState::InFlight {
+            stats::count(scope.id(), Counter::LeasesExpired);
+        }
+    }
 }
 
 /// Why the attempt before this one ended; the same before and after a sweep.
@@ -518,7 +673,14 @@ fn owned(word: Word, terms: &Terms, record: &Record, ownership: Ownership, now: 
     }
 }
 
-pub fn finished(word: Word, row: &outcome::OutcomeRow) -> Answer {
+/// The answer to a repeat of what is finished; how long after the claim it came is counted.
+pub fn repeated(word: Word, row: &outcome::OutcomeRow, scope: &Scope, now: Instant) -> Answer {
+    let first = row.claimed_at.unwrap_or(row.finished.finished_at);
+    stats::observe_at_once(scope.id(), Observed::Repeat, now.since(first));
+    finished(word, row)
+}
+
+fn finished(word: Word, row: &outcome::OutcomeRow) -> Answer {
     let FinishedKey {
         fence,
         attempt,

@@ -16,6 +16,7 @@ use crate::pg::lock::KeyLock;
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::{identity, server};
 use crate::policy::{self, Scope};
+use crate::stats::{self, Counter};
 use crate::store::claim::OpenRow;
 use crate::store::message::{Candidate, MessageRow, Messages, NEVER};
 use crate::store::{KeyTables, Stands};
@@ -226,13 +227,15 @@ impl Look<'_> {
             key: candidate.key.clone(),
             digest: candidate.digest,
         };
-        let record = record::probe(self.tables, &key, Snapshot::Now)?;
+        let record = record::probe(self.tables, &key, scope, Snapshot::Now)?;
         let now = server::now();
         let delivery = match &record {
             Record::Open(row) if row.open.message => {
                 decide::deliver(&row.open, &scope.policy(), now)
             }
-            Record::Open(_) | Record::Absent | Record::Finished(_) => Delivery::Not,
+            Record::Open(_) | Record::Absent | Record::Pruned(_) | Record::Finished(_) => {
+                Delivery::Not
+            }
         };
         let message = match delivery {
             Delivery::Not => None,
@@ -342,6 +345,7 @@ impl Look<'_> {
             EffectKind::External | EffectKind::Keyed => server::force_synchronous_commit(),
             EffectKind::Local => {}
         }
+        stats::count(row.scope_id, Counter::Dispatched);
         open_claims::add_leased(key.digest);
         self.taken.push(Delivered {
             key,

@@ -7,6 +7,7 @@ use crate::engine::claim::{self, Answer, HELD_HERE, Step, Word};
 use crate::engine::key::{Args, ScopedKey};
 use crate::engine::open_claims;
 use crate::engine::record::{self, Record};
+use crate::engine::runs;
 use crate::engine::wait::Patience;
 use crate::error::Error;
 use crate::pg::jsonb::Jsonb;
@@ -14,6 +15,7 @@ use crate::pg::lock::{self, KeyLock};
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::{identity, server};
 use crate::policy::Scope;
+use crate::stats::{self, Counter};
 use crate::store::KeyTables;
 use crate::store::claim::OpenRow;
 use crate::store::message::{MessageRow, Messages};
@@ -49,6 +51,7 @@ pub fn enqueue(key: &ScopedKey, args: Args, letter: &Letter) -> Result<Enqueued,
             Some(held) => {
                 let (step, here) = with_lock(key, args, letter, &scope, tables, held)?;
                 if here {
+                    runs::sign_of_life(letter.run.as_deref(), &scope)?;
                     return match step {
                         Step::Answer(answer) => Ok(Enqueued { here, answer }),
                         Step::Mismatch | Step::Held(_) | Step::Leased(..) => {
@@ -70,12 +73,16 @@ pub fn enqueue(key: &ScopedKey, args: Args, letter: &Letter) -> Result<Enqueued,
                 time_is_over = lock.is_none();
             }
             Step::Answer(answer) | Step::Held(answer) | Step::Leased(_, answer) => {
+                runs::sign_of_life(letter.run.as_deref(), &scope)?;
                 return Ok(Enqueued {
                     here: false,
                     answer,
                 });
             }
-            Step::Mismatch => return Err(Error::KeyReused(key.place())),
+            Step::Mismatch => {
+                stats::count_at_once(scope.id(), Counter::Mismatches);
+                return Err(Error::KeyReused(key.place()));
+            }
         }
     }
 }
@@ -89,7 +96,7 @@ fn with_lock(
     tables: KeyTables,
     lock: KeyLock,
 ) -> Result<(Step, bool), Error> {
-    let record = record::probe(&tables, key, Snapshot::Now)?;
+    let record = record::probe(&tables, key, scope, Snapshot::Now)?;
     record::require_visible(&tables, key)?;
     let now = server::now();
     let give_back = |step: Step, tables: KeyTables, lock: KeyLock| {
@@ -119,9 +126,10 @@ fn with_lock(
             claimed_at: message_time(&key.digest)?,
             ..Answer::bare(Word::Queued)
         }),
-        Record::Open(_) | Record::Absent | Record::Finished(_) => None,
+        Record::Open(_) | Record::Absent | Record::Pruned(_) | Record::Finished(_) => None,
     };
-    let decision = decide::decide(record.found(), &scope.policy(), None, now);
+    let issued = claim::issued(key, None, letter.run.as_deref(), scope, &record, now)?;
+    let decision = decide::decide(record.found(), &scope.policy(), issued, now);
     let answer = match (decision, waiting) {
         (Decision::Execute(_) | Decision::Reconcile(_) | Decision::Queued, Some(waiting)) => {
             waiting
@@ -143,13 +151,15 @@ fn with_lock(
         },
         (Decision::Replay | Decision::Rejected, _) => match &record {
             Record::Finished(row) if decision == Decision::Rejected => {
-                claim::finished(Word::Rejected, row)
+                claim::repeated(Word::Rejected, row, scope, now)
             }
-            Record::Finished(row) => claim::finished(Word::Replay, row),
-            Record::Absent | Record::Open(_) => unreachable!("only a finished key is replayed"),
+            Record::Finished(row) => claim::repeated(Word::Replay, row, scope, now),
+            Record::Absent | Record::Pruned(_) | Record::Open(_) => {
+                unreachable!("only a finished key is replayed")
+            }
         },
         (Decision::Queued, None) => unreachable!("only a message is queued"),
-        (Decision::Expired, _) => unreachable!("without issued_at nothing is expired"),
+        (Decision::Expired(why), _) => claim::expired(why, scope, &record, now),
     };
     give_back(Step::Answer(answer), tables, lock)
 }
@@ -172,6 +182,7 @@ fn write(
     ownership: Ownership,
 ) -> Result<Answer, Error> {
     open_claims::require_room_for(&key.digest)?;
+    claim::note_late(key, scope, record, ownership, server::now())?;
     let messages = Messages::open(Mode::Write)?;
     // Last of all locks: whoever waits here holds up nobody but later duplicates of this key.
     if let Some(ordering_key) = &letter.ordering_key {
@@ -187,7 +198,7 @@ fn write(
     // What may have happened stays in doubt, with its arguments; what provably did not begins anew.
     let before = match (record, ownership.prior) {
         (Record::Open(row), Prior::Unknown | Prior::Expired) => Some(row),
-        (Record::Open(_) | Record::Absent | Record::Finished(_), _) => None,
+        (Record::Open(_) | Record::Absent | Record::Pruned(_) | Record::Finished(_), _) => None,
     };
     let state = match ownership.prior {
         Prior::Unknown => OpenState::Unknown,
@@ -243,6 +254,7 @@ fn write(
     };
     messages.insert(&key.digest, &message)?;
     messages.keep();
+    stats::count(scope.id(), Counter::Enqueued);
     open_claims::add_lock(key.digest);
     open_claims::wake_at_commit(&key.digest);
     open_claims::wake_at_commit(&digest::destination_digest(&letter.destination));

@@ -5,6 +5,7 @@
 use crate::engine::key::ScopedKey;
 use crate::engine::open_claims;
 use crate::engine::record::{self, Record};
+use crate::engine::runs;
 use crate::engine::settle::{Grounds, Site};
 use crate::engine::standing::{Held, HeldMode, Standing, ended_already, nothing_open, stand};
 use crate::engine::trail;
@@ -14,6 +15,7 @@ use crate::pg::lock::KeyLock;
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::{identity, server};
 use crate::policy::{self, Scope};
+use crate::stats::{self, Counter, Observed};
 use crate::store::claim::OpenRow;
 use crate::store::outcome::OutcomeRow;
 use crate::store::{KeyTables, Stands};
@@ -22,6 +24,7 @@ use idempotency_core::decide::{
     WasRead,
 };
 use idempotency_core::time::{Instant, Span};
+use idempotency_core::window::Run;
 use std::rc::Rc;
 
 /// Longest reason that is stored.
@@ -113,7 +116,7 @@ pub fn decide_for(key: &ScopedKey, said: Said) -> Result<Finished, Error> {
     }
     check_size(key, &scope, &said)?;
     let _kept = KeyLock::acquire(&key.digest);
-    let record = record::probe(&tables, key, Snapshot::Now)?;
+    let record = record::probe(&tables, key, &scope, Snapshot::Now)?;
     record::require_visible(&tables, key)?;
     let site = site(key, &scope, &tables);
     let policy = scope.policy();
@@ -124,7 +127,9 @@ pub fn decide_for(key: &ScopedKey, said: Said) -> Result<Finished, Error> {
         Record::Open(row) if decide::sweep(&row.open, &policy, site.now) != Sweep::LeaseExpired => {
             row
         }
-        Record::Open(_) | Record::Absent | Record::Finished(_) => return Err(nothing_open(key)),
+        Record::Open(_) | Record::Absent | Record::Pruned(_) | Record::Finished(_) => {
+            return Err(nothing_open(key));
+        }
     };
     // As a sweep would leave it.
     match decide::sweep(&row.open, &policy, site.now) {
@@ -188,6 +193,7 @@ pub fn renew(key: &ScopedKey, fence: Option<i64>, lease: Span) -> Result<Instant
         retry_at: None,
         ..held.row
     };
+    runs::sign_of_life(row.run.as_deref(), &scope)?;
     // Where a sweep has moved the ended claim of a local scope, this moves it back.
     tables.write_open(&key.digest, &row, held.stands)?;
     keep_lock(key)?;
@@ -201,7 +207,7 @@ fn enter(key: &ScopedKey) -> Result<(Rc<Scope>, KeyTables), Error> {
 }
 
 /// The lock stays to the end of the transaction, and is counted once for each key.
-fn keep_lock(key: &ScopedKey) -> Result<(), Error> {
+pub fn keep_lock(key: &ScopedKey) -> Result<(), Error> {
     if !open_claims::holds(&key.digest) {
         open_claims::require_room(1)?;
         open_claims::add_lock(key.digest);
@@ -252,8 +258,34 @@ fn check_size(key: &ScopedKey, scope: &Scope, said: &Said) -> Result<(), Error> 
     Ok(())
 }
 
+/// Counts an ending, and how long the call took.
+fn count(site: &Site<'_>, held: &Held, ending: &Ending) {
+    let scope = held.row.scope_id;
+    stats::count(
+        scope,
+        match ending {
+            Ending::Completed { .. } => Counter::Completed,
+            Ending::Rejected { .. } => Counter::FailedRejected,
+            Ending::NotApplied { .. } => Counter::FailedNotApplied,
+            Ending::Unknown { .. } => Counter::FailedUnknown,
+            Ending::Released => Counter::Released,
+            Ending::Escalated { .. } => return,
+        },
+    );
+    let ended_at = held.row.open.lease_expires_at;
+    if let (HeldMode::Leased, Some(lease_expires_at)) = (held.mode, ended_at) {
+        let took_us = site.now.since(held.row.claimed_at);
+        stats::observe(scope, Observed::Call, took_us);
+        if site.now >= lease_expires_at {
+            stats::count(scope, Counter::LateFinishes);
+        }
+    }
+}
+
 /// Carries the ending out.
 fn end(site: &Site<'_>, held: &Held, said: Said) -> Result<Finished, Error> {
+    runs::sign_of_life(held.row.run.as_deref(), site.scope)?;
+    count(site, held, &said.ending);
     let open = as_owned(held, site.now);
     let policy = site.scope.policy();
     let reading = said.was_read == WasRead::Yes;
@@ -435,6 +467,7 @@ fn outcome(
             fence: open.fence,
             attempt: open.attempt,
             finished_at: site.now,
+            run: Run::None,
         },
         scope_id: held.row.scope_id,
         key: site.key.key.clone(),

@@ -2,6 +2,7 @@
 
 use crate::engine::key::ScopedKey;
 use crate::engine::record::{self, Record};
+use crate::engine::runs;
 use crate::engine::trail::{self, ABSENT};
 use crate::error::Error;
 use crate::pg::identity;
@@ -12,8 +13,9 @@ use crate::pg::spi::{self, Kind, Parameter};
 use crate::pg::table::{Mode, Snapshot};
 use crate::policy::{self, Scope};
 use crate::store::{KeyTables, scope};
-use idempotency_core::decide::OpenState;
-use idempotency_core::time::{Instant, Span};
+use idempotency_core::decide::{FinishedKey, FinishedState, OpenState};
+use idempotency_core::time::Instant;
+use idempotency_core::window;
 use pgrx::pg_sys::Oid;
 
 /// The committed state of a key, as `idem_peek` and `idem_find` show it.
@@ -32,6 +34,8 @@ pub struct View {
     pub lease_expires_at: Option<Instant>,
     pub finished_at: Option<Instant>,
     pub window_ends_at: Option<Instant>,
+    /// When its operation can be executed again; the end of time where it cannot.
+    pub repeatable_at: Option<Instant>,
 }
 
 /// A session whose open transaction holds a key.
@@ -51,12 +55,29 @@ pub struct Finding {
     pub holder: Option<Holder>,
 }
 
-/// The end of an outcome's window; the end of time where it never ends.
-pub fn window_end(finished_at: Instant, window: Option<Span>) -> Instant {
-    if finished_at == Instant(i64::MIN) {
-        return finished_at;
+/// The end of an outcome's window; the end of time where it never ends, or while its run lives.
+fn window_end(finished: &FinishedKey, scope: &Scope) -> Instant {
+    // What a DBA wrote there instead of a time stays what it is.
+    if finished.finished_at == Instant(i64::MIN) {
+        return finished.finished_at;
     }
-    window.map_or(Instant(i64::MAX), |window| finished_at.after(window))
+    window::guarded_until(finished.finished_at, finished.run, &scope.policy())
+}
+
+/// The same for an outcome of which only this is known.
+pub fn window_ends_at(
+    scope: &Scope,
+    finished_at: Instant,
+    run: Option<&str>,
+) -> Result<Instant, Error> {
+    let finished = FinishedKey {
+        state: FinishedState::Completed,
+        fence: 0,
+        attempt: 1,
+        finished_at,
+        run: runs::standing(run, scope, Snapshot::Statement)?,
+    };
+    Ok(window_end(&finished, scope))
 }
 
 /// The state of one key.
@@ -64,7 +85,7 @@ pub fn peek(scope_name: &str, key: Option<String>) -> Result<View, Error> {
     let key = ScopedKey::new(scope_name, key)?;
     let tables = KeyTables::open(Mode::Read)?;
     let scope = policy::usable(scope_name)?;
-    let record = record::probe(&tables, &key, Snapshot::Statement)?;
+    let record = record::probe(&tables, &key, &scope, Snapshot::Statement)?;
     tables.close();
     Ok(view(record, &scope))
 }
@@ -82,7 +103,7 @@ pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
         };
         let scoped = ScopedKey::new(scope.name(), Some(key.clone()))?;
         let mut view = view(
-            record::probe(&tables, &scoped, Snapshot::Statement)?,
+            record::probe(&tables, &scoped, &scope, Snapshot::Statement)?,
             &scope,
         );
         let tag = lock::tag_fields(&scoped.digest);
@@ -108,10 +129,6 @@ pub fn find(key: Option<String>) -> Result<Vec<Finding>, Error> {
 
 fn view(record: Record, scope: &Scope) -> View {
     match record {
-        Record::Absent => View {
-            state: ABSENT,
-            ..View::default()
-        },
         Record::Open(row) => View {
             state: trail::open_name(row.open.state),
             fence: Some(row.open.fence),
@@ -135,7 +152,18 @@ fn view(record: Record, scope: &Scope) -> View {
             claimed_by: row.claimed_by,
             claimed_at: row.claimed_at,
             finished_at: Some(row.finished.finished_at),
-            window_ends_at: Some(window_end(row.finished.finished_at, scope.window())),
+            window_ends_at: Some(window_end(&row.finished, scope)),
+            repeatable_at: Some(window::repeatable_at(&row.finished, &scope.policy())),
+            ..View::default()
+        },
+        Record::Pruned(at) if window::remembered(at, &scope.policy(), server::now()) => View {
+            state: trail::EXPIRED,
+            window_ends_at: Some(at),
+            repeatable_at: Some(window::free_at(at, &scope.policy())),
+            ..View::default()
+        },
+        Record::Absent | Record::Pruned(_) => View {
+            state: ABSENT,
             ..View::default()
         },
     }

@@ -45,6 +45,6 @@ pub fn once(
         Word::Escalated => Err(Error::Escalated(key.place())),
         Word::Rejected => Err(Error::FinalFailure(key.place())),
         Word::Mismatch => Err(Error::KeyReused(key.place())),
-        Word::Expired => unreachable!("without issued_at no claim is expired"),
+        Word::Expired => Err(Error::Expired(key.place())),
     }
 }

@@ -8,6 +8,7 @@ use crate::engine::sweep;
 use crate::error::Error;
 use crate::pg::xact::{Milestones, SubTransaction, current_subtransaction};
 use crate::pg::{effect, shmem};
+use crate::stats;
 use crate::store::Stands;
 use crate::store::claim::OpenRow;
 use std::cell::RefCell;
@@ -212,6 +213,7 @@ fn committed() {
     for partition in wake {
         shmem::wake(partition);
     }
+    stats::committed();
     forget();
 }
 
@@ -227,11 +229,13 @@ fn forget() {
         session.entries.clear();
         session.wake.clear();
     });
+    stats::forget();
     effect::forget_running();
 }
 
 /// A subtransaction became part of its parent.
 fn subtransaction_committed(mine: SubTransaction, parent: SubTransaction) {
+    stats::subtransaction_committed(mine, parent);
     SESSION.with_borrow_mut(|session| {
         for entry in &mut session.entries {
             if entry.made_in == mine {
@@ -246,6 +250,7 @@ fn subtransaction_committed(mine: SubTransaction, parent: SubTransaction) {
 
 /// A subtransaction is undone: what it made goes, what it finished is open again.
 fn subtransaction_aborted(mine: SubTransaction) {
+    stats::subtransaction_aborted(mine);
     sweep::forget_session_pass();
     SESSION.with_borrow_mut(|session| {
         session.entries.retain(|entry| entry.made_in != mine);

@@ -13,14 +13,14 @@ use crate::error::Error;
 use crate::guc;
 use crate::pg::jsonb::Jsonb;
 use crate::pg::lock::KeyLock;
-use crate::pg::reader::{self, Found, Question};
+use crate::pg::reader::{self, Found, Named, Question};
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::time_limit::Runner;
 use crate::pg::{identity, server};
 use crate::policy::{self, Scope};
 use crate::store::message::Messages;
 use crate::store::{KeyTables, claim as claim_rows};
-use idempotency_core::decide::{self, OpenState, WasRead};
+use idempotency_core::decide::{self, Found as DecideFound, OpenState, WasRead};
 use idempotency_core::time::{Instant, Span};
 
 /// What `idem_reconcile` answers.
@@ -34,7 +34,7 @@ pub struct Answer {
 /// Reconciles one key for a session.
 pub fn reconcile(key: &ScopedKey, args: Option<Jsonb>) -> Result<Answer, Error> {
     if reader::is_asking() {
-        return Err(Error::NestedReconcile);
+        return Err(Error::Nested("idem_reconcile"));
     }
     let (scope, tables) = claim::enter(key)?;
     let Some(reader) = scope.reconciler() else {
@@ -43,7 +43,7 @@ pub fn reconcile(key: &ScopedKey, args: Option<Jsonb>) -> Result<Answer, Error> 
         });
     };
     let lock = KeyLock::acquire(&key.digest);
-    let record = record::probe(&tables, key, Snapshot::Now)?;
+    let record = record::probe(&tables, key, &scope, Snapshot::Now)?;
     record::require_visible(&tables, key)?;
     if args.is_some() && !claim::same_args(Args::Given(args), &scope, &record, server::now())? {
         return Err(Error::KeyReused(key.place()));
@@ -56,7 +56,7 @@ pub fn reconcile(key: &ScopedKey, args: Option<Jsonb>) -> Result<Answer, Error> 
         {
             row
         }
-        Record::Open(_) | Record::Absent | Record::Finished(_) => {
+        Record::Open(_) | Record::Absent | Record::Pruned(_) | Record::Finished(_) => {
             lock.release();
             tables.close();
             return Ok(not_in_doubt(&record, &scope));
@@ -81,7 +81,13 @@ pub fn reconcile(key: &ScopedKey, args: Option<Jsonb>) -> Result<Answer, Error> 
         });
     }
     let limit_ms = guc::reconcile_timeout_ms();
-    let found = reader::ask(reader, scope.owner(), &question, limit_ms, Runner::Session);
+    let function = Named {
+        name: reader,
+        scope_owner: scope.owner(),
+        limit_ms,
+        runner: Runner::Session,
+    };
+    let found = reader::reconcile(&function, &question);
     let (verdict, said) = said(found, &scope);
     let finished = finish::finish(key, claimed.fence, said)?;
     Ok(Answer {
@@ -95,7 +101,8 @@ pub fn reconcile(key: &ScopedKey, args: Option<Jsonb>) -> Result<Answer, Error> 
 fn not_in_doubt(record: &Record, scope: &Scope) -> Answer {
     let found = decide::effective(record.found(), &scope.policy(), server::now());
     let (state, result) = match (found, record) {
-        (idempotency_core::decide::Found::Absent, _) | (_, Record::Absent) => (trail::ABSENT, None),
+        (DecideFound::Absent | DecideFound::Pruned(_), _)
+        | (_, Record::Absent | Record::Pruned(_)) => (trail::ABSENT, None),
         (_, Record::Open(row)) => (trail::open_name(row.open.state), None),
         (_, Record::Finished(row)) => (trail::finished_name(row.finished.state), row.result),
     };
@@ -146,7 +153,7 @@ pub fn due(from: &mut [u8; 16], limit: usize) -> Result<(Vec<Due>, bool), Error>
 /// Claims a due key under a lease, if nobody was faster. To be committed before it is read.
 pub fn begin(key: &ScopedKey, scope: &Scope, lease: Span) -> Result<Option<Begun>, Error> {
     let tables = KeyTables::open(Mode::Read)?;
-    let record = record::probe(&tables, key, Snapshot::Now)?;
+    let record = record::probe(&tables, key, scope, Snapshot::Now)?;
     tables.close();
     let Record::Open(row) = &record else {
         return Ok(None);
@@ -191,7 +198,13 @@ pub fn end(begun: &Begun, scope: &Scope, limit_ms: i32) -> Result<Finished, Erro
         return finish::finish(&begun.key, begun.fence, Ending::Released.into());
     };
     let question = question(&begun.key, None, begun.first_claimed_at, begun.message)?;
-    let found = reader::ask(reader, scope.owner(), &question, limit_ms, Runner::Worker);
+    let function = Named {
+        name: reader,
+        scope_owner: scope.owner(),
+        limit_ms,
+        runner: Runner::Worker,
+    };
+    let found = reader::reconcile(&function, &question);
     finish::finish(&begun.key, begun.fence, said(found, scope).1)
 }
 

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::pg::jsonb::Jsonb;
 use crate::pg::table::Mode;
 use crate::policy::Scope;
+use crate::stats::{self, Counter, Observed};
 use crate::store::claim::{self, OpenRow};
 use crate::store::message::{self, Messages};
 use crate::store::outcome::OutcomeRow;
@@ -60,6 +61,13 @@ impl Site<'_> {
             ..before.clone()
         };
         self.tables.write_open(&self.key.digest, &row, stands)?;
+        if before.open.state != open.state {
+            match open.state {
+                OpenState::Unknown => stats::count(row.scope_id, Counter::Unknown),
+                OpenState::Escalated => stats::count(row.scope_id, Counter::Escalated),
+                OpenState::InFlight | OpenState::Queued => {}
+            }
+        }
         if let Some(evidence) = grounds.evidence {
             claim::set_evidence(&self.tables.claim, &self.key.digest, evidence)?;
         }
@@ -100,6 +108,9 @@ impl Site<'_> {
         }
         self.tables
             .write_finished(&self.key.digest, &outcome, stands)?;
+        if let Some(since) = before.in_doubt_since {
+            stats::observe(before.scope_id, Observed::Unknown, self.now.since(since));
+        }
         let names = (
             self.name_of(&before.open),
             trail::finished_name(outcome.finished.state),

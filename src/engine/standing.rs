@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::pg::table::Snapshot;
 use crate::pg::{identity, server};
 use crate::policy::Scope;
+use crate::stats::{self, Counter};
 use crate::store::claim::OpenRow;
 use crate::store::outcome::OutcomeRow;
 use crate::store::{KeyTables, Stands};
@@ -53,7 +54,7 @@ pub fn stand(
 ) -> Result<Standing, Error> {
     if let Some((row, stands)) = open_claims::transactional(&key.digest) {
         if fence.is_some_and(|fence| fence != row.open.fence) {
-            return Err(Error::FenceLost(key.place()));
+            return Err(fence_lost(key, scope));
         }
         return Ok(Standing::Held(Held {
             row,
@@ -61,18 +62,18 @@ pub fn stand(
             mode: HeldMode::Transactional,
         }));
     }
-    let record = record::probe(tables, key, Snapshot::Now)?;
+    let record = record::probe(tables, key, scope, Snapshot::Now)?;
     record::require_visible(tables, key)?;
     let effective = decide::effective(record.found(), &scope.policy(), server::now());
     let newest = match effective {
-        Found::Absent => return Err(nothing_open(key)),
+        Found::Absent | Found::Pruned(_) => return Err(nothing_open(key)),
         Found::Open(open) => open.fence,
         Found::Finished(finished) => finished.fence,
     };
     match (fence, effective) {
         (None, Found::Open(open)) => Err(needs_fence(key, open.state)),
-        (None, Found::Finished(_) | Found::Absent) => Err(nothing_open(key)),
-        (Some(fence), _) if fence != newest => Err(Error::FenceLost(key.place())),
+        (None, Found::Finished(_) | Found::Absent | Found::Pruned(_)) => Err(nothing_open(key)),
+        (Some(fence), _) if fence != newest => Err(fence_lost(key, scope)),
         (Some(_), _) => by_fence(key, scope, record),
     }
 }
@@ -80,7 +81,7 @@ pub fn stand(
 /// The fence is the newest: whose claim is it, and does it stand?
 fn by_fence(key: &ScopedKey, scope: &Scope, record: Record) -> Result<Standing, Error> {
     match record {
-        Record::Absent => Err(nothing_open(key)),
+        Record::Absent | Record::Pruned(_) => Err(nothing_open(key)),
         Record::Open(row) => {
             require_claimant(key, scope, row.claimed_by)?;
             let declared =
@@ -158,6 +159,11 @@ fn require_claimant(key: &ScopedKey, scope: &Scope, claimed_by: Oid) -> Result<(
     } else {
         Err(Error::NotClaimant(key.place()))
     }
+}
+
+fn fence_lost(key: &ScopedKey, scope: &Scope) -> Error {
+    stats::count_at_once(scope.id(), Counter::FencesLost);
+    Error::FenceLost(key.place())
 }
 
 /// There is no claim that could be ended.

@@ -1,24 +1,29 @@
-//! Upkeep in bounded batches: leases that ended, then outcomes past their window, scope by scope.
+//! Upkeep in bounded batches: leases that ended, outcomes past their window, runs that fell silent, old events.
 //!
 //! A sweep never changes an answer. It only tries each key's lock, and looks and decides again under it: its
 //! list of candidates is stale by then. Locked keys are skipped; cursors move on past them.
 
 use crate::engine::key::ScopedKey;
 use crate::engine::open_claims;
+use crate::engine::prune::{self, Scopes, Terms};
 use crate::engine::settle::{Grounds, Site};
 use crate::engine::trail;
 use crate::error::Error;
 use crate::guc;
 use crate::pg::lock::KeyLock;
 use crate::pg::table::{Mode, Snapshot};
-use crate::pg::{server, xact};
-use crate::policy::{self, Scope};
-use crate::store::outcome::{CURSOR_START, Cursor, OutcomeRow};
-use crate::store::{KeyTables, Stands, claim, outcome, scope};
+use crate::pg::time_limit::Runner;
+use crate::pg::{reader, server, xact};
+use crate::policy;
+use crate::stats::{self, Counter};
+use crate::store::outcome::OutcomeRow;
+use crate::store::run::{RunRow, Runs};
+use crate::store::{KeyTables, Stands, claim, event, scope};
 use idempotency_core::decide::{
     self, FinishedKey, FinishedState, OpenKey, OpenState, Prior, Sweep,
 };
-use idempotency_core::time::Instant;
+use idempotency_core::time::{Instant, Span};
+use idempotency_core::window::Run;
 use std::cell::RefCell;
 
 use super::record::LEASE_EXPIRED;
@@ -26,10 +31,37 @@ use super::record::LEASE_EXPIRED;
 /// Where a pass over a database stands. A pass ends when everything was visited once.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
-    claims_from: [u8; 16],
-    claims_done: bool,
-    /// Scopes still to be pruned, and how far the first of them is.
-    scopes: Option<Vec<(i32, Cursor)>>,
+    stage: Stage,
+    /// Prune from the first outcome of each scope, and not from where the last pass came.
+    from_start: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Stage {
+    /// Leases that ended, from after this digest.
+    Leases([u8; 16]),
+    /// Outcomes and tombstones.
+    Outcomes(Box<Scopes>),
+    /// Runs that fell silent or are long over, from after this digest.
+    Runs([u8; 16]),
+    /// Events that are kept no longer.
+    Events,
+}
+
+impl Default for Stage {
+    fn default() -> Stage {
+        Stage::Leases([0; 16])
+    }
+}
+
+impl Pass {
+    /// A pass that prunes from the first outcome of each scope.
+    fn whole() -> Pass {
+        Pass {
+            from_start: true,
+            ..Pass::default()
+        }
+    }
 }
 
 /// What one batch did.
@@ -42,6 +74,10 @@ pub struct Batch {
     /// Keys that could not be changed, and the first reason why.
     pub skipped: u32,
     pub skipped_because: Option<String>,
+    /// Keys that went while their run lives, by the names of their scopes.
+    pub expired_alive: Vec<(String, u32)>,
+    /// Rows that were looked at.
+    pub(super) handled: usize,
 }
 
 thread_local! {
@@ -51,32 +87,54 @@ thread_local! {
 
 /// One batch of this session's own pass.
 pub fn session_batch() -> Result<Batch, Error> {
+    if reader::is_asking() {
+        return Err(Error::Nested("idem_sweep"));
+    }
     // Each key's lock stays to the end of the transaction: enough is enough.
     open_claims::require_room(1)?;
     // Taken out while the batch runs: a trigger may sweep again.
     let mut pass = SESSION_PASS.take();
-    let batch = batch(&mut pass, None)?;
+    let batch = batch(&mut pass, None, Runner::Session)?;
     SESSION_PASS.replace(pass);
     Ok(batch)
 }
 
+/// The next batch begins a pass over everything, whatever the last one has seen.
+pub fn restart_session_pass() {
+    SESSION_PASS.replace(Pass::whole());
+}
+
 /// What a pass did may have been undone: the next one begins anew. Raises nothing.
 pub fn forget_session_pass() {
-    SESSION_PASS.take();
+    let from_start = SESSION_PASS.with_borrow(|pass| pass.from_start);
+    SESSION_PASS.replace(Pass {
+        from_start,
+        ..Pass::default()
+    });
 }
 
 /// One batch of a pass, in the current transaction; past `deadline` it handles one key and no more. Where a key
 /// cannot be changed, by a DBA's trigger or constraint for one, the batch is done again key by key and that key
 /// skipped: it must not keep all others.
-pub fn batch(pass: &mut Pass, deadline: Option<Instant>) -> Result<Batch, Error> {
+pub fn batch(pass: &mut Pass, deadline: Option<Instant>, runner: Runner) -> Result<Batch, Error> {
     let tables = KeyTables::open(Mode::Write)?;
     let begun = pass.clone();
-    let whole = xact::subtransaction(|| step(pass, &tables, deadline, Each::Together));
+    let is_over = || deadline.is_some_and(|deadline| server::now() >= deadline);
+    let terms = |each, from_start| Terms {
+        tables: &tables,
+        limit: guc::sweep_batch_rows().min(open_claims::room()),
+        is_over: &is_over,
+        each,
+        from_start,
+        runner,
+    };
+    let whole = xact::subtransaction(|| step(pass, &terms(Each::Together, begun.from_start)));
     let batch = match whole {
         Ok(batch) => batch,
         Err(_) => {
             *pass = begun;
-            step(pass, &tables, deadline, Each::Alone)?
+            let from_start = pass.from_start;
+            step(pass, &terms(Each::Alone, from_start))?
         }
     };
     tables.keep();
@@ -88,32 +146,53 @@ pub fn batch(pass: &mut Pass, deadline: Option<Instant>) -> Result<Batch, Error>
 
 /// Whether the keys of a batch stand or fall together.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Each {
+pub enum Each {
     Together,
     Alone,
+}
+
+/// What came of the upkeep of one key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Did {
+    Change,
+    /// Nothing was due.
+    Nothing,
+    /// Somebody holds the key, or it could not be changed.
+    Skipped,
 }
 
 /// A kind of upkeep for one key, by its digest: whether there was anything to do.
 type Change<'a> = &'a dyn Fn(&[u8; 16]) -> Result<bool, Error>;
 
 impl Batch {
-    /// Does it for one key; gives back whether the key was changed.
-    fn change(&mut self, digest: &[u8; 16], each: Each, change: Change<'_>) -> Result<bool, Error> {
+    /// Something could not be done.
+    pub(super) fn skip(&mut self, why: String) {
+        self.skipped += 1;
+        self.skipped_because.get_or_insert(why);
+    }
+
+    /// Does it for one key; says what came of it.
+    pub(super) fn change(
+        &mut self,
+        digest: &[u8; 16],
+        each: Each,
+        change: Change<'_>,
+    ) -> Result<Did, Error> {
         // Not a key that a transaction has claimed: not even this one.
         if open_claims::transactional(digest).is_some() {
-            return Ok(false);
+            return Ok(Did::Skipped);
         }
         let Some(lock) = KeyLock::try_acquire(digest) else {
-            return Ok(false);
+            return Ok(Did::Skipped);
         };
         let changed = match each {
             Each::Together => change(digest)?,
             Each::Alone => match xact::subtransaction(|| change(digest)) {
                 Ok(changed) => changed,
                 Err(message) => {
-                    self.skipped += 1;
-                    self.skipped_because.get_or_insert(message);
-                    false
+                    self.skip(message);
+                    lock.release();
+                    return Ok(Did::Skipped);
                 }
             },
         };
@@ -123,53 +202,61 @@ impl Batch {
         } else {
             lock.release();
         }
-        Ok(changed)
+        Ok(if changed { Did::Change } else { Did::Nothing })
     }
 }
 
-fn step(
-    pass: &mut Pass,
-    tables: &KeyTables,
-    deadline: Option<Instant>,
-    each: Each,
-) -> Result<Batch, Error> {
-    let room = open_claims::room();
-    let limit = guc::sweep_batch_rows().min(room);
-    let is_over = || deadline.is_some_and(|deadline| server::now() >= deadline);
-    if pass.claims_done {
-        prune(pass, tables, limit, &is_over, each)
-    } else {
-        end_leases(pass, tables, limit, &is_over, each)
-    }
-}
-
-fn end_leases(
-    pass: &mut Pass,
-    tables: &KeyTables,
-    limit: usize,
-    is_over: &dyn Fn() -> bool,
-    each: Each,
-) -> Result<Batch, Error> {
-    let now = server::now();
-    let (digests, at_end) = claim::ended_leases(&tables.claim, pass.claims_from, limit, now);
-    let mut batch = Batch {
-        more: true,
-        ..Batch::default()
-    };
-    for digest in digests {
-        server::check_for_interrupts();
-        pass.claims_from = digest;
-        if batch.change(&digest, each, &|digest| {
-            end_lease(tables, digest, server::now())
-        })? {
-            batch.leases_ended += 1;
+/// Stage after stage, until one had something to do.
+fn step(pass: &mut Pass, terms: &Terms<'_>) -> Result<Batch, Error> {
+    let mut batch = Batch::default();
+    loop {
+        let next = match &mut pass.stage {
+            Stage::Leases(from) => {
+                let done = end_leases(from, terms, &mut batch)?;
+                done.then(|| Stage::Outcomes(Box::default()))
+            }
+            Stage::Outcomes(scopes) => {
+                let done = prune::turn(scopes, terms, &mut batch)?;
+                done.then_some(Stage::Runs([0; 16]))
+            }
+            Stage::Runs(from) => {
+                let done = end_runs(from, terms, &mut batch)?;
+                done.then_some(Stage::Events)
+            }
+            Stage::Events if prune_events(terms, &mut batch)? => {
+                return Ok(batch);
+            }
+            Stage::Events => None,
+        };
+        if let Some(next) = next {
+            pass.stage = next;
         }
-        if is_over() {
+        if batch.handled > 0 || (terms.is_over)() {
+            batch.more = true;
             return Ok(batch);
         }
     }
-    pass.claims_done = at_end;
-    Ok(batch)
+}
+
+/// Whether all were visited.
+fn end_leases(from: &mut [u8; 16], terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
+    let now = server::now();
+    let (digests, at_end) = claim::ended_leases(&terms.tables.claim, *from, terms.limit, now);
+    for digest in digests {
+        server::check_for_interrupts();
+        *from = digest;
+        batch.handled += 1;
+        if batch.change(&digest, terms.each, &|digest| {
+            end_lease(terms.tables, digest, server::now())
+        })? == Did::Change
+        {
+            batch.leases_ended += 1;
+        }
+        if (terms.is_over)() {
+            return Ok(false);
+        }
+    }
+    Ok(at_end)
 }
 
 /// Whether the lease had ended; the key's state says so afterwards.
@@ -202,7 +289,11 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
         reconciles,
         ..row.open
     };
-    match decide::sweep(&row.open, &scope.policy(), now) {
+    let swept = decide::sweep(&row.open, &scope.policy(), now);
+    if swept != Sweep::Keep {
+        stats::count(row.scope_id, Counter::LeasesExpired);
+    }
+    match swept {
         Sweep::Keep => return Ok(false),
         Sweep::Unknown { reconciles } => {
             let open = open(OpenState::Unknown, reconciles);
@@ -225,6 +316,7 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
                 fence: row.open.fence,
                 attempt: row.open.attempt,
                 finished_at: row.open.lease_expires_at.unwrap_or(now),
+                run: Run::None,
             };
             let expired = OutcomeRow {
                 finished,
@@ -245,70 +337,75 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
     Ok(true)
 }
 
-fn prune(
-    pass: &mut Pass,
-    tables: &KeyTables,
-    limit: usize,
-    is_over: &dyn Fn() -> bool,
-    each: Each,
-) -> Result<Batch, Error> {
-    let scopes = match &mut pass.scopes {
-        Some(scopes) => scopes,
-        None => {
-            let ids = scope::ids()?;
-            pass.scopes
-                .insert(ids.into_iter().map(|id| (id, CURSOR_START)).collect())
-        }
-    };
-    let mut batch = Batch::default();
-    let Some((scope_id, cursor)) = scopes.last_mut() else {
-        return Ok(batch);
-    };
-    let scope_done = match policy::by_id(*scope_id)? {
-        Some(scope) => prune_scope(&scope, tables, cursor, limit, is_over, each, &mut batch)?,
-        None => true,
-    };
-    if scope_done {
-        scopes.pop();
+/// How long a run is kept after the last window that it could add to: pruning may lag behind.
+const RUN_SLACK_US: i64 = 86_400_000_000;
+
+/// Marks runs that gave no sign of life, and removes those that no outcome needs any more. Whether all were visited.
+fn end_runs(from: &mut [u8; 16], terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
+    let runs = Runs::open(Mode::Write)?;
+    let page = runs.page(*from, terms.limit);
+    let at_end = page.len() < terms.limit;
+    let mut windows = Vec::new();
+    for id in scope::ids()? {
+        windows.extend(policy::by_id(id)?.and_then(|scope| Some((id, scope.window()?))));
     }
-    batch.more = !scopes.is_empty();
-    Ok(batch)
+    let mut visited_all = true;
+    for (digest, row) in page {
+        server::check_for_interrupts();
+        *from = digest;
+        let now = server::now();
+        if run_is_due(&row, &windows, now)
+            && let Some(lock) = KeyLock::try_acquire_upkeep(&digest)
+        {
+            match runs.find(&digest, Snapshot::Now) {
+                Some(row) if run_is_due(&row, &windows, now) => {
+                    batch.handled += 1;
+                    open_claims::add_lock(digest);
+                    end_run(&runs, &digest, row)?;
+                }
+                Some(_) | None => lock.release(),
+            }
+        }
+        if (terms.is_over)() {
+            visited_all = false;
+            break;
+        }
+    }
+    runs.keep();
+    Ok(at_end && visited_all)
 }
 
-/// Whether nothing more of the scope is due.
-fn prune_scope(
-    scope: &Scope,
-    tables: &KeyTables,
-    cursor: &mut Cursor,
-    limit: usize,
-    is_over: &dyn Fn() -> bool,
-    each: Each,
-    batch: &mut Batch,
-) -> Result<bool, Error> {
-    let Some(window) = scope.window() else {
-        return Ok(true);
+/// Whether a run is to be marked or removed.
+fn run_is_due(row: &RunRow, windows: &[(i32, Span)], now: Instant) -> bool {
+    let Some(ended_at) = row.ended_at else {
+        return row.standing(now) != Run::Alive;
     };
-    let until = Instant(server::now().0.saturating_sub(window.us()));
-    let due = outcome::finished_until(&tables.outcome, scope.id(), *cursor, until, limit);
-    for (digest, at) in &due {
-        server::check_for_interrupts();
-        *cursor = *at;
-        let pruned = batch.change(digest, each, &|digest| {
-            let still_due =
-                outcome::find(&tables.outcome, digest, Snapshot::Now).is_some_and(|row| {
-                    !decide::within_window(row.finished.finished_at, Some(window), server::now())
-                });
-            if still_due {
-                tables.erase(digest, Stands::InOutcome)?;
-            }
-            Ok(still_due)
-        })?;
-        if pruned {
-            batch.outcomes_pruned += 1;
-        }
-        if is_over() {
-            return Ok(false);
-        }
+    let longest = windows
+        .iter()
+        .filter(|(id, _)| row.scope_id.is_none_or(|of| of == *id))
+        .map(|(_, window)| window.us())
+        .max()
+        .unwrap_or(0);
+    now.since(ended_at) > longest.saturating_add(RUN_SLACK_US)
+}
+
+fn end_run(runs: &Runs, digest: &[u8; 16], row: RunRow) -> Result<(), Error> {
+    if row.ended_at.is_some() {
+        return runs.remove(digest);
     }
-    Ok(due.len() < limit)
+    let silent = RunRow {
+        ended_at: Some(row.over_at()),
+        is_silent: true,
+        ..row
+    };
+    runs.replace(digest, &silent)?;
+    trail::run_silent(&silent)
+}
+
+/// Whether all that are old enough are gone.
+fn prune_events(terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
+    let until = Instant(server::now().0.saturating_sub(guc::event_retention().us()));
+    let removed = event::prune(until, terms.limit)?;
+    batch.handled += removed;
+    Ok(removed < terms.limit)
 }

@@ -23,6 +23,11 @@ pub fn is_superuser(role: pg_sys::Oid) -> bool {
     unsafe { pg_sys::superuser_arg(role) }
 }
 
+/// Whether the role may see counters of everybody, as a member of pg_monitor.
+pub fn monitors(role: pg_sys::Oid) -> bool {
+    has_rights_of(role, pg_sys::Oid::from(pg_sys::ROLE_PG_MONITOR))
+}
+
 /// The role's name; its number where it is gone.
 pub fn role_name(role: pg_sys::Oid) -> String {
     // SAFETY: null where there is no such role.

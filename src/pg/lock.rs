@@ -17,6 +17,9 @@ pub const TAG_FIELD4: u16 = 0x1DE3;
 /// The same of an ordering key.
 const TAG_FIELD4_ORDER: u16 = 0x1DE4;
 
+/// The same of a run, and of how far pruning has come.
+const TAG_FIELD4_UPKEEP: u16 = 0x1DE5;
+
 /// Waits for whoever enqueues under the ordering key of this digest, and holds it to the end of the transaction: the
 /// order of messages is that of commits.
 pub fn hold_order(digest: &[u8; 16]) {
@@ -35,6 +38,22 @@ impl KeyLock {
             LockAcquireResult::LOCKACQUIRE_NOT_AVAIL => None,
             _ => Some(KeyLock(tag)),
         }
+    }
+
+    /// The lock of a run (or of a scope's pruning) if nobody else holds it.
+    pub fn try_acquire_upkeep(digest: &[u8; 16]) -> Option<KeyLock> {
+        let tag = tag_of(digest, TAG_FIELD4_UPKEEP);
+        match acquire(&tag, true) {
+            LockAcquireResult::LOCKACQUIRE_NOT_AVAIL => None,
+            _ => Some(KeyLock(tag)),
+        }
+    }
+
+    /// Waits for the lock of a run.
+    pub fn acquire_upkeep(digest: &[u8; 16]) -> KeyLock {
+        let tag = tag_of(digest, TAG_FIELD4_UPKEEP);
+        acquire(&tag, false);
+        KeyLock(tag)
     }
 
     /// Waits for the lock as for a row: to the end of its holder, `lock_timeout` or a deadlock.

@@ -4,6 +4,7 @@
 
 pub mod bgworker;
 pub mod call;
+pub mod counters;
 pub mod effect;
 pub mod identity;
 pub mod invalidation;

@@ -70,6 +70,15 @@ pub fn warn(message: &str) {
     pgrx::warning!("{message}");
 }
 
+/// The alert of a key that goes while its run lives: a WARNING to the client, if there is one, and to the log.
+pub fn warn_expired_alive(place: &crate::error::Place, run: &str) {
+    let quoted = crate::error::quoted;
+    let (key, scope, run) = (quoted(&place.key), quoted(&place.scope), quoted(run));
+    warn(&format!(
+        "key {key} in scope {scope} expired while its run {run} lives: its operation can be executed again"
+    ));
+}
+
 /// Makes unknown settings under `prefix` an error.
 pub fn reserve_setting_prefix(prefix: &CStr) {
     // SAFETY: a C string.

@@ -2,6 +2,7 @@
 //! and what the worker says of itself. Nothing that correctness needs.
 //! Follows contrib/pg_stat_statements and src/backend/storage/lmgr/condition_variable.c.
 
+use super::counters::{self, Counted};
 use super::server;
 use idempotency_core::time::Instant;
 use pgrx::{pg_guard, pg_sys};
@@ -25,6 +26,8 @@ struct Shared {
     trouble: AtomicU32,
     /// Each a set of atomics: a reader may see one sweep's time with another's count.
     databases: [SweptDatabase; DATABASES_MAX],
+    /// Each a set of atomics.
+    counted: [Counted; counters::SCOPES_MAX],
 }
 
 #[repr(C)]
@@ -32,6 +35,7 @@ struct SweptDatabase {
     /// 0 while free; claimed by compare-and-swap.
     oid: AtomicU32,
     swept_at: AtomicI64,
+    duration_us: AtomicI64,
     leases_ended: AtomicU64,
     outcomes_pruned: AtomicU64,
     /// Bytes of the last error; written by the one worker of this database.
@@ -48,7 +52,9 @@ pub enum Trouble {
 
 /// What a worker reports of its visit to a database.
 pub struct Swept {
+    /// When it ended.
     pub at: Instant,
+    pub duration_us: i64,
     pub leases_ended: u64,
     pub outcomes_pruned: u64,
     pub error: Option<String>,
@@ -195,6 +201,9 @@ pub fn report_sweep(swept: &Swept) {
         .error_bytes
         .store(u32::try_from(error.len()).unwrap_or(0), Ordering::Relaxed);
     place
+        .duration_us
+        .store(swept.duration_us, Ordering::Relaxed);
+    place
         .leases_ended
         .store(swept.leases_ended, Ordering::Relaxed);
     place
@@ -205,7 +214,25 @@ pub fn report_sweep(swept: &Swept) {
 
 /// The last visit to the current database.
 pub fn last_sweep() -> Option<Swept> {
-    let place = place_of(server::database(), false)?;
+    place_of(server::database(), false).map(swept)
+}
+
+/// The last visit to each database that was visited.
+pub fn last_sweeps() -> Vec<(pg_sys::Oid, Swept)> {
+    let Some(shared) = shared() else {
+        return Vec::new();
+    };
+    shared
+        .databases
+        .iter()
+        .filter_map(|place| {
+            let oid = place.oid.load(Ordering::Acquire);
+            (oid != 0).then(|| (pg_sys::Oid::from(oid), swept(place)))
+        })
+        .collect()
+}
+
+fn swept(place: &SweptDatabase) -> Swept {
     let at = Instant(place.swept_at.load(Ordering::Acquire));
     let error_bytes = place.error_bytes.load(Ordering::Relaxed) as usize;
     let error: Vec<u8> = place
@@ -214,12 +241,18 @@ pub fn last_sweep() -> Option<Swept> {
         .take(error_bytes)
         .map(|cell| cell.load(Ordering::Relaxed))
         .collect();
-    Some(Swept {
+    Swept {
         at,
+        duration_us: place.duration_us.load(Ordering::Relaxed),
         leases_ended: place.leases_ended.load(Ordering::Relaxed),
         outcomes_pruned: place.outcomes_pruned.load(Ordering::Relaxed),
         error: (!error.is_empty()).then(|| String::from_utf8_lossy(&error).into_owned()),
-    })
+    }
+}
+
+/// The counters of all scopes.
+pub(super) fn counted() -> Option<&'static [Counted]> {
+    shared().map(|shared| shared.counted.as_slice())
 }
 
 /// Frees the places of databases that are gone. The launcher alone calls this, while no sweeper runs.
@@ -231,6 +264,7 @@ pub fn forget_other_databases(existing: impl Iterator<Item = pg_sys::Oid>) {
             place.oid.store(0, Ordering::Release);
         }
     }
+    counters::forget_other_databases(&shared.counted, &existing);
 }
 
 fn place_of(database: pg_sys::Oid, claim: bool) -> Option<&'static SweptDatabase> {

@@ -88,6 +88,10 @@ impl ResultRow {
         self.datum(column).map(|datum| datum.value() as i64)
     }
 
+    pub fn bool(&self, column: i32) -> Option<bool> {
+        self.datum(column).map(|datum| datum.value() as u8 != 0)
+    }
+
     pub fn oid(&self, column: i32) -> Option<pg_sys::Oid> {
         self.datum(column)
             .map(|datum| pg_sys::Oid::from(datum.value() as u32))

@@ -15,8 +15,11 @@ pub enum Value {
     Int4(i32),
     Int8(i64),
     Timestamp(Instant),
+    /// An interval of this many microseconds.
+    Interval(i64),
     Text(String),
     TextArray(Vec<String>),
+    Int8Array(Vec<i64>),
     Bytes(Vec<u8>),
     Uuid([u8; 16]),
     Oid(pg_sys::Oid),
@@ -37,6 +40,8 @@ impl Value {
             Value::Int4(value) => pg_sys::Datum::from(value),
             Value::Int8(value) => pg_sys::Datum::from(value),
             Value::Timestamp(at) => pg_sys::Datum::from(at.0),
+            Value::Interval(us) => interval(us),
+            Value::Int8Array(numbers) => int8_array(&numbers),
             Value::Text(value) => varlena(&text::to_server(&value)),
             Value::TextArray(items) => text_array(&items),
             Value::Bytes(value) => varlena(&value),
@@ -101,6 +106,40 @@ fn text_array(items: &[String]) -> pg_sys::Datum {
             false,
             align,
         ))
+    }
+}
+
+fn int8_array(numbers: &[i64]) -> pg_sys::Datum {
+    let mut elements: Vec<pg_sys::Datum> = numbers
+        .iter()
+        .map(|number| pg_sys::Datum::from(*number))
+        .collect();
+    // SAFETY: elements by value, in the current context.
+    unsafe {
+        let count = i32::try_from(elements.len()).unwrap_or(i32::MAX);
+        pg_sys::Datum::from(pg_sys::construct_array(
+            elements.as_mut_ptr(),
+            count,
+            pg_sys::INT8OID,
+            8,
+            true,
+            b'd' as std::ffi::c_char,
+        ))
+    }
+}
+
+/// Whole days apart, as people write them.
+fn interval(us: i64) -> pg_sys::Datum {
+    const DAY_US: i64 = 86_400_000_000;
+    // SAFETY: room for the interval, in the current context.
+    unsafe {
+        let copy = pg_sys::palloc(size_of::<pg_sys::Interval>()).cast::<pg_sys::Interval>();
+        copy.write(pg_sys::Interval {
+            time: us % DAY_US,
+            day: i32::try_from(us / DAY_US).unwrap_or(i32::MAX),
+            month: 0,
+        });
+        pg_sys::Datum::from(copy)
     }
 }
 

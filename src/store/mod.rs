@@ -4,8 +4,12 @@
 pub mod claim;
 pub mod event;
 pub mod message;
+pub mod observed;
 pub mod outcome;
+pub mod progress;
+pub mod run;
 pub mod scope;
+pub mod tombstone;
 
 use crate::error::Error;
 use crate::pg::table::{Access, Mode, Row, Snapshot, Table};
@@ -15,7 +19,7 @@ use claim::OpenRow;
 use outcome::OutcomeRow;
 use std::ops::ControlFlow;
 
-/// The digest's column in both key tables: their primary key.
+/// The digest's column in the tables that have one: their primary key.
 const DIGEST: usize = 0;
 
 /// The two tables that hold keys, open.

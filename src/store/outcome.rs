@@ -8,6 +8,7 @@ use crate::pg::table_write::Assignments;
 use crate::pg::value::Value;
 use idempotency_core::decide::{FinishedKey, FinishedState};
 use idempotency_core::time::Instant;
+use idempotency_core::window::Run;
 use pgrx::pg_sys::Oid;
 use std::ffi::CStr;
 use std::ops::ControlFlow;
@@ -101,6 +102,13 @@ pub(super) fn replace(table: &Table, digest: &[u8; 16], row: &OutcomeRow) -> Res
     super::replace(table, digest, write(digest, row))
 }
 
+/// An outcome that may be due.
+pub struct Candidate {
+    pub digest: [u8; 16],
+    pub at: Cursor,
+    pub run: Option<String>,
+}
+
 /// Outcomes of a scope finished up to `until`, in order from after `from`, at most `limit`.
 pub fn finished_until(
     table: &Table,
@@ -108,7 +116,7 @@ pub fn finished_until(
     from: Cursor,
     until: Instant,
     limit: usize,
-) -> Vec<([u8; 16], Cursor)> {
+) -> Vec<Candidate> {
     let mut found = Vec::new();
     let access = Access::Ordered {
         index: BY_AGE,
@@ -127,7 +135,11 @@ pub fn finished_until(
             return ControlFlow::Break(());
         }
         if cursor > from {
-            found.push((row.uuid(DIGEST), cursor));
+            found.push(Candidate {
+                digest: row.uuid(DIGEST),
+                at: cursor,
+                run: row.text(RUN),
+            });
         }
         ControlFlow::Continue(())
     });
@@ -153,6 +165,8 @@ fn read(row: &Row<'_>) -> OutcomeRow {
             fence: row.int8(FENCE),
             attempt: row.int4(ATTEMPT),
             finished_at: row.instant(FINISHED_AT).unwrap_or(Instant(0)),
+            // Another table knows.
+            run: Run::None,
         },
         scope_id: row.int4(SCOPE_ID),
         key: row.text(KEY).unwrap_or_default(),

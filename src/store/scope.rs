@@ -36,6 +36,11 @@ static SCOPE: Definition = Definition {
         (c"max_reconciles", Type::Int4),
         (c"keep_payload", Type::Bool),
         (c"reconciler", Type::Text),
+        (c"hard_limit", Type::Interval),
+        (c"run_is_alive", Type::Text),
+        (c"guard", Type::Interval),
+        (c"late", Type::Text),
+        (c"issued_at_from", Type::Text),
     ],
 };
 static GRANT: Definition = Definition {
@@ -75,6 +80,11 @@ pub struct ScopeRow {
     pub max_reconciles: Option<i32>,
     pub keep_payload: bool,
     pub reconciler: Option<String>,
+    pub hard_limit_us: Option<i64>,
+    pub run_is_alive: Option<String>,
+    pub guard_us: Option<i64>,
+    pub late: Option<String>,
+    pub issued_at_from: Option<String>,
 }
 
 /// All that is stored of one scope.
@@ -178,6 +188,11 @@ pub enum Setting {
     MaxReconciles,
     KeepPayload,
     Reconciler,
+    HardLimit,
+    RunIsAlive,
+    Guard,
+    Late,
+    IssuedAtFrom,
 }
 
 /// A policy's new value; `None` is its default.
@@ -282,6 +297,15 @@ pub fn set(id: i32, setting: Setting, value: SettingValue) -> Result<(), Error> 
             c"UPDATE idempotency.scope SET keep_payload = $2::pg_catalog.bool WHERE id OPERATOR(pg_catalog.=) $1"
         }
         Setting::Reconciler => c"UPDATE idempotency.scope SET reconciler = $2 WHERE id OPERATOR(pg_catalog.=) $1",
+        Setting::HardLimit => {
+            c"UPDATE idempotency.scope SET hard_limit = $2::pg_catalog.interval WHERE id OPERATOR(pg_catalog.=) $1"
+        }
+        Setting::RunIsAlive => c"UPDATE idempotency.scope SET run_is_alive = $2 WHERE id OPERATOR(pg_catalog.=) $1",
+        Setting::Guard => {
+            c"UPDATE idempotency.scope SET guard = $2::pg_catalog.interval WHERE id OPERATOR(pg_catalog.=) $1"
+        }
+        Setting::Late => c"UPDATE idempotency.scope SET late = $2 WHERE id OPERATOR(pg_catalog.=) $1",
+        Setting::IssuedAtFrom => c"UPDATE idempotency.scope SET issued_at_from = $2 WHERE id OPERATOR(pg_catalog.=) $1",
         Setting::ArgsRule => {
             c"UPDATE idempotency.scope SET args_rule = $2::pg_catalog.int4 WHERE id OPERATOR(pg_catalog.=) $1"
         }
@@ -326,20 +350,21 @@ pub fn add_rule(id: i32, pointers: &[String]) -> Result<i32, Error> {
     Ok(versions.into_iter().flatten().next().unwrap_or(0))
 }
 
-/// Removes a scope with its grants and rules.
+/// Removes a scope with all that is stored of it besides keys.
 pub fn remove(id: i32) -> Result<(), Error> {
-    execute(
+    for text in [
         c"DELETE FROM idempotency.scope_grant WHERE scope_id OPERATOR(pg_catalog.=) $1",
-        vec![Parameter::int4(id)],
-    )?;
-    execute(
         c"DELETE FROM idempotency.args_rule WHERE scope_id OPERATOR(pg_catalog.=) $1",
-        vec![Parameter::int4(id)],
-    )?;
-    execute(
+        c"DELETE FROM idempotency.tombstone WHERE scope_id OPERATOR(pg_catalog.=) $1",
+        c"DELETE FROM idempotency.run WHERE scope_id OPERATOR(pg_catalog.=) $1",
+        c"DELETE FROM idempotency.prune_progress WHERE scope_id OPERATOR(pg_catalog.=) $1",
+        c"DELETE FROM idempotency.observed WHERE scope_id OPERATOR(pg_catalog.=) $1",
+        c"DELETE FROM idempotency.activity WHERE scope_id OPERATOR(pg_catalog.=) $1",
         c"DELETE FROM idempotency.scope WHERE id OPERATOR(pg_catalog.=) $1",
-        vec![Parameter::int4(id)],
-    )
+    ] {
+        execute(text, vec![Parameter::int4(id)])?;
+    }
+    Ok(())
 }
 
 /// Lets a role use a scope.
@@ -406,6 +431,11 @@ fn read(row: &Row<'_>) -> ScopeRow {
         max_reconciles: row.optional_int4(14),
         keep_payload: row.bool(15).unwrap_or(false),
         reconciler: row.text(16),
+        hard_limit_us: row.interval_us(17),
+        run_is_alive: row.text(18),
+        guard_us: row.interval_us(19),
+        late: row.text(20),
+        issued_at_from: row.text(21),
     }
 }
 
@@ -428,5 +458,10 @@ fn default_row(owner: Oid) -> ScopeRow {
         max_reconciles: None,
         keep_payload: false,
         reconciler: None,
+        hard_limit_us: None,
+        run_is_alive: None,
+        guard_us: None,
+        late: None,
+        issued_at_from: None,
     }
 }

@@ -8,15 +8,18 @@ use crate::engine::reconcile::{self, Due};
 use crate::engine::sweep::{self, Pass};
 use crate::guc;
 use crate::pg::bgworker;
+use crate::pg::counters;
 use crate::pg::identity;
 use crate::pg::server;
 use crate::pg::shmem::{self, Swept};
-use crate::policy::Scope;
-use crate::store::scope;
+use crate::pg::spi::{self, Kind, Parameter};
+use crate::pg::time_limit::Runner;
+use crate::policy::{self, Scope};
+use crate::store::{observed, scope};
 use idempotency_core::backoff;
 use idempotency_core::time::{Instant, Span};
 use pgrx::pg_sys::Oid;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Longest sweep of a visit. PostgreSQL waits 5 s for others before it gives a DROP DATABASE up.
 const SWEEP_US_MAX: i64 = 1_000_000;
@@ -26,6 +29,8 @@ const VISIT_US_MAX: i64 = 1_500_000;
 const RECONCILE_MS_MAX: i32 = 2_000;
 /// Longest that one scope's reconciler is asked in one visit, but for the read that takes it past this.
 const SCOPE_US_MAX: i64 = 300_000;
+/// Scopes that a notification names: a payload has 8,000 bytes at most.
+const ALERT_SCOPES_MAX: usize = 20;
 /// Keys that are read from the table at a time.
 const DUE_PAGE: usize = 100;
 
@@ -46,13 +51,16 @@ fn main(database: Oid) {
 }
 
 fn visit() {
+    let begun_at = server::now();
     let mut swept = Swept {
-        at: server::now(),
+        at: begun_at,
+        duration_us: 0,
         leases_ended: 0,
         outcomes_pruned: 0,
         error: None,
     };
     let mut pass = Pass::default();
+    let mut expired_alive = BTreeMap::new();
     let deadline = Instant(swept.at.0.saturating_add(SWEEP_US_MAX));
     while server::now() < deadline {
         bgworker::reload_if_asked();
@@ -63,7 +71,8 @@ fn visit() {
             }
             // Triggers and expressions on our tables run as their owner and no more, as under autovacuum.
             let owner = scope::tables_owner()?;
-            identity::restricted_as(owner, || sweep::batch(&mut pass, Some(deadline))).map(Some)
+            let sweep = || sweep::batch(&mut pass, Some(deadline), Runner::Worker);
+            identity::restricted_as(owner, sweep).map(Some)
         });
         match batch {
             // No extension here, or no longer a primary.
@@ -72,6 +81,9 @@ fn visit() {
                 swept.leases_ended += u64::from(batch.leases_ended);
                 swept.outcomes_pruned += u64::from(batch.outcomes_pruned);
                 swept.error = swept.error.take().or(batch.skipped_because);
+                for (scope, count) in batch.expired_alive {
+                    *expired_alive.entry(scope).or_insert(0) += count;
+                }
                 if !batch.more {
                     break;
                 }
@@ -82,14 +94,58 @@ fn visit() {
             }
         }
     }
-    let until = Instant(swept.at.0.saturating_add(VISIT_US_MAX));
-    if let Err(message) = reconcile_due(until) {
+    let until = Instant(begun_at.0.saturating_add(VISIT_US_MAX));
+    let steps = [write_down(), alert(&expired_alive), reconcile_due(until)];
+    for message in steps.into_iter().filter_map(Result::err) {
         swept.error.get_or_insert(message);
     }
+    let now = server::now();
     shmem::report_sweep(&Swept {
-        at: server::now(),
+        at: now,
+        duration_us: now.since(begun_at),
         ..swept
     });
+}
+
+/// Writes down what sessions have counted since the last visit, for advice and reports.
+fn write_down() -> Result<(), String> {
+    let written = bgworker::transaction(c"writing down what was counted", || {
+        let mut written = Vec::new();
+        if !bgworker::extension_is_here() || server::in_recovery() {
+            return Ok(written);
+        }
+        let now = server::now();
+        for (scope_id, counts) in counters::unwritten() {
+            if policy::by_id(scope_id)?.is_none() {
+                counters::forget(scope_id);
+            } else if counts.is_any() {
+                let owner = scope::tables_owner()?;
+                identity::restricted_as(owner, || observed::add(scope_id, &counts, now))?;
+                written.push((scope_id, counts));
+            }
+        }
+        Ok(written)
+    })?;
+    for (scope_id, counts) in written {
+        counters::note_written(scope_id, &counts);
+    }
+    Ok(())
+}
+
+/// One notification for all keys of this visit that expired while their run lives.
+fn alert(expired_alive: &BTreeMap<String, u32>) -> Result<(), String> {
+    let Some(channel) = guc::notify_channel().filter(|_| !expired_alive.is_empty()) else {
+        return Ok(());
+    };
+    let count: u32 = expired_alive.values().sum();
+    let scopes: Vec<&String> = expired_alive.keys().take(ALERT_SCOPES_MAX).collect();
+    let payload = serde_json::json!({ "pruned_alive": count, "scopes": scopes }).to_string();
+    bgworker::transaction(c"notifying of expired keys", || {
+        let text = c"SELECT pg_catalog.pg_notify($1, $2)";
+        let parameters = vec![Parameter::text(&channel), Parameter::text(&payload)];
+        spi::run(text, parameters, Kind::Write, |_| ());
+        Ok(())
+    })
 }
 
 /// Asks the reconcilers about the keys in doubt whose time has come, one after the other, from a place that is drawn

@@ -30,6 +30,8 @@ $sql->(q{
 	       idem_once('due', 'SELECT to_jsonb(1)'), idem_once('fresh', 'SELECT to_jsonb(1)'), idem_once('fresh', 'SELECT to_jsonb(1)', scope => 'short'), idem_once('kept', 'SELECT to_jsonb(1)', scope => 'ever');
 	UPDATE idempotency.outcome SET finished_at = '2020-01-01' WHERE key IN ('held', 'held-short', 'row-locked', 'due', 'kept');
 	CREATE FUNCTION backlog(scope_id int, rows int) RETURNS void LANGUAGE sql AS $$
+		-- What is written into the past lies behind the place where pruning goes on.
+		DELETE FROM idempotency.prune_progress;
 		INSERT INTO idempotency.outcome (digest, finished_at, fence, scope_id, attempt, args_rule, state, key)
 		SELECT gen_random_uuid(), timestamptz '2020-01-01' + (n % 3 - 1) * interval '1 day', n, scope_id, 1, 0, 'c', 'old-' || n FROM generate_series(1, rows) AS n $$;
 	SELECT backlog(0, 60000), backlog((SELECT id FROM idempotency.scope WHERE name = 'short'), 40000), backlog((SELECT id FROM idempotency.scope WHERE name = 'later'), 1000),

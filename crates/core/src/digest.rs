@@ -28,6 +28,16 @@ pub fn order_digest(scope: &str, destination: &str, ordering_key: &str) -> [u8; 
     texts_digest(&[scope, destination, ordering_key])
 }
 
+/// The digest of a run that was begun: its primary key and its lock's tag.
+pub fn run_digest(run: &str) -> [u8; KEY_DIGEST_BYTES] {
+    texts_digest(&[run])
+}
+
+/// The digest of a run as the predicate of a scope sees it.
+pub fn scope_run_digest(scope: &str, run: &str) -> [u8; KEY_DIGEST_BYTES] {
+    texts_digest(&[scope, run])
+}
+
 /// The digest of a destination: those who wait for its messages are woken by it.
 pub fn destination_digest(destination: &str) -> [u8; KEY_DIGEST_BYTES] {
     texts_digest(&[destination])

@@ -42,7 +42,7 @@ SELECT count(*) FROM idempotency.records;
 SELECT count(*) FROM idempotency.scopes;
 SELECT open_keys, leases_overdue, unknown_keys FROM idem_status() \gx
 -- The views' helpers tell nothing of scopes that one may not use.
-SELECT g AS scope_id, idempotency.scope_usable(g) AS usable, idempotency.window_ends_at(g, '2000-01-01') AS window_ends_at FROM generate_series(-1, 3) AS g;
+SELECT g AS scope_id, idempotency.scope_usable(g) AS usable, idempotency.window_ends_at(g, '2000-01-01', NULL) AS window_ends_at FROM generate_series(-1, 3) AS g;
 RESET ROLE;
 -- Nothing was reserved or changed by all that.
 SELECT key, state, fence IN (:fence, :done_fence) AS same_fence FROM idempotency.records WHERE scope = 's' ORDER BY key;

@@ -132,6 +132,8 @@ CALL idempotency.sweep();
 ROLLBACK;
 SET idempotency.sweep_batch = 1;
 CALL idempotency.sweep();
+-- A background worker may be at it and not have committed.
+DO $$ BEGIN WHILE (SELECT state FROM idem_peek('over')) = 'in_flight' LOOP PERFORM pg_sleep(0.001); END LOOP; END $$;
 SELECT state FROM idem_peek('over');
 RESET idempotency.sweep_batch;
 -- A sweep that is rolled back is done again.

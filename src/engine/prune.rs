@@ -1,0 +1,337 @@
+//! Pruning: outcomes past their window, scope by scope, each scope from where the last pass over it came.
+//!
+//! Rows that must stay, because their run lives, are passed by once and looked at again in the next full pass: they
+//! never keep those behind them, and no pass reads again what another has read. What was found is judged again under
+//! the key's lock.
+
+use crate::engine::claim;
+use crate::engine::key::ScopedKey;
+use crate::engine::runs;
+use crate::engine::sweep::{Batch, Did, Each};
+use crate::error::Error;
+use crate::guc;
+use crate::pg::lock::KeyLock;
+use crate::pg::reader::{self, Named};
+use crate::pg::server;
+use crate::pg::table::{Mode, Snapshot};
+use crate::pg::time_limit::Runner;
+use crate::policy::{self, Scope};
+use crate::stats::{self, Counter};
+use crate::store::outcome::{self, CURSOR_START, Candidate};
+use crate::store::progress::{self, Progress};
+use crate::store::run::{RunRow, Runs};
+use crate::store::{KeyTables, Stands, scope, tombstone};
+use idempotency_core::decide::FinishedKey;
+use idempotency_core::digest;
+use idempotency_core::time::{Instant, Span};
+use idempotency_core::window::{self, Prune};
+use std::cell::Cell;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+
+/// After this long a pass begins at the first outcome again, for those that were locked, or stayed for their run.
+const FULL_PASS_US: i64 = 600_000_000;
+/// Longest that the worker gives a predicate, whatever idempotency.reconcile_timeout says.
+const WORKER_LIMIT_MS: i32 = 1_000;
+
+/// Where a pass over the scopes stands. Each has its turn, batch by batch.
+#[derive(Clone, Debug, Default)]
+pub struct Scopes {
+    /// Scopes with something to do, the next one first; none before the pass has begun.
+    queue: Option<VecDeque<i32>>,
+    progress: HashMap<i32, Progress>,
+    /// What predicates said in this pass, by scope and run; none where one could not be asked.
+    alive: HashMap<(i32, String), Option<bool>>,
+    /// Predicates that failed: not asked again in this pass.
+    failed: HashMap<i32, String>,
+}
+
+/// How a pass prunes.
+pub struct Terms<'a> {
+    pub tables: &'a KeyTables,
+    pub limit: usize,
+    pub is_over: &'a dyn Fn() -> bool,
+    pub each: Each,
+    /// Begin at the first outcome of each scope.
+    pub from_start: bool,
+    pub runner: Runner,
+}
+
+/// A turn of the next scopes, until one had something to do. Whether the pass over all scopes is done.
+pub fn turn(scopes: &mut Scopes, terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
+    if scopes.queue.is_none() {
+        scopes.queue = Some(drawn_order(scope::ids()?));
+    }
+    while let Some(id) = scopes.queue.as_mut().and_then(VecDeque::pop_front) {
+        let handled_before = batch.handled;
+        let done = match policy::by_id(id)? {
+            Some(scope) => prune_scope(scopes, &scope, terms, batch)?,
+            None => true,
+        };
+        if !done && let Some(queue) = &mut scopes.queue {
+            queue.push_back(id);
+        }
+        if batch.handled > handled_before || (terms.is_over)() {
+            break;
+        }
+        server::check_for_interrupts();
+    }
+    Ok(scopes.queue.as_ref().is_none_or(VecDeque::is_empty))
+}
+
+/// Whoever comes first in one pass does not in another: time may be over before the last.
+fn drawn_order(ids: Vec<i32>) -> VecDeque<i32> {
+    let draw = idempotency_core::backoff::spread(server::now().0.unsigned_abs());
+    let mut ids = ids;
+    ids.sort_by_key(|id| idempotency_core::backoff::spread(draw ^ u64::from(id.unsigned_abs())));
+    ids.into()
+}
+
+/// Whether nothing more of the scope is due.
+fn prune_scope(
+    scopes: &mut Scopes,
+    scope: &Scope,
+    terms: &Terms<'_>,
+    batch: &mut Batch,
+) -> Result<bool, Error> {
+    if !prune_tombstones(scope, terms, batch)? {
+        return Ok(false);
+    }
+    let Some(window) = scope.window() else {
+        return Ok(true);
+    };
+    let now = server::now();
+    let stored = match scopes.progress.get(&scope.id()) {
+        Some(progress) => Some(*progress),
+        None => progress::find(scope.id())?,
+    };
+    let is_new_turn = !scopes.progress.contains_key(&scope.id());
+    let begin = || Progress {
+        pass_began_at: now,
+        cursor: CURSOR_START,
+        frontier: stored.map_or(CURSOR_START.finished_at, |stored| stored.frontier),
+        skipped_from: None,
+        at_end: false,
+    };
+    let mut progress = match stored {
+        Some(stored) if !is_new_turn => stored,
+        Some(stored) if !terms.from_start && !full_pass_is_due(&stored, now) => stored.next_pass(),
+        Some(_) | None => begin(),
+    };
+    let until = Instant(now.0.saturating_sub(window.us()));
+    let due = outcome::finished_until(
+        &terms.tables.outcome,
+        scope.id(),
+        progress.cursor,
+        until,
+        terms.limit,
+    );
+    let reached_end = due.len() < terms.limit;
+    // Asked before any key of this batch is locked.
+    let asked = ask(scopes, scope, &due, terms);
+    if let Some(why) = scopes.failed.get(&scope.id()) {
+        batch.skip(why.clone());
+    }
+    let expired_alive = Cell::new(0_u32);
+    let mut handled = 0;
+    for candidate in due.iter().take(asked) {
+        server::check_for_interrupts();
+        progress.cursor = candidate.at;
+        handled += 1;
+        batch.handled += 1;
+        if stays_for_predicate(scopes, scope, candidate)? {
+            continue;
+        }
+        let did = batch.change(&candidate.digest, terms.each, &|digest| {
+            prune_one(scope, terms.tables, digest, &expired_alive)
+        })?;
+        match did {
+            Did::Change => batch.outcomes_pruned += 1,
+            Did::Skipped => {
+                let first = candidate.at.finished_at;
+                progress.skipped_from.get_or_insert(first);
+            }
+            Did::Nothing => {}
+        }
+        if (terms.is_over)() {
+            break;
+        }
+    }
+    if expired_alive.get() > 0 {
+        let count = (scope.name().to_owned(), expired_alive.get());
+        batch.expired_alive.push(count);
+    }
+    progress.frontier = progress.frontier.max(progress.cursor.finished_at);
+    let done = reached_end && handled == due.len();
+    progress.at_end = done;
+    if stored != Some(progress) {
+        save(scope, &progress)?;
+    }
+    scopes.progress.insert(scope.id(), progress);
+    Ok(done)
+}
+
+fn full_pass_is_due(stored: &Progress, now: Instant) -> bool {
+    let age_us = now.since(stored.pass_began_at);
+    // A clock that stepped back says nothing of what lies behind the cursor.
+    age_us < 0 || (stored.at_end && age_us >= FULL_PASS_US)
+}
+
+/// Not where somebody else is just doing so.
+fn save(scope: &Scope, progress: &Progress) -> Result<(), Error> {
+    let pruning = digest::scope_run_digest(scope.name(), "");
+    // Kept to the end of the transaction: whoever comes next sees what is written here.
+    let Some(_kept) = KeyLock::try_acquire_upkeep(&pruning) else {
+        return Ok(());
+    };
+    progress::put(scope.id(), progress)
+}
+
+/// Prunes one outcome, if it is still due. Whether it was.
+fn prune_one(
+    scope: &Scope,
+    tables: &KeyTables,
+    digest: &[u8; 16],
+    expired_alive: &Cell<u32>,
+) -> Result<bool, Error> {
+    let Some(row) = outcome::find(&tables.outcome, digest, Snapshot::Now) else {
+        return Ok(false);
+    };
+    let finished = FinishedKey {
+        run: runs::standing(row.run.as_deref(), scope, Snapshot::Now)?,
+        ..row.finished
+    };
+    let Prune::Go {
+        run_is_alive,
+        remember,
+    } = window::prune(&finished, &scope.policy(), server::now())
+    else {
+        return Ok(false);
+    };
+    tables.erase(digest, Stands::InOutcome)?;
+    if scope.guard().is_some() {
+        tombstone::put(digest, scope.id(), remember)?;
+    }
+    stats::count(scope.id(), Counter::Pruned);
+    if run_is_alive {
+        claim::expired_alive(&row)?;
+        expired_alive.set(expired_alive.get() + 1);
+        let key = ScopedKey {
+            scope: scope.name().to_owned(),
+            key: row.key.clone(),
+            digest: *digest,
+        };
+        server::warn_expired_alive(&key.place(), row.run.as_deref().unwrap_or_default());
+    }
+    Ok(true)
+}
+
+/// Whether everything of the scope that was remembered for long enough is gone.
+fn prune_tombstones(scope: &Scope, terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
+    // Without a guard nothing is remembered any more.
+    let guard_us = scope.guard().map_or(0, Span::us);
+    let until = Instant(server::now().0.saturating_sub(guard_us));
+    let due = tombstone::older_than(scope.id(), until, terms.limit)?;
+    for digest in &due {
+        server::check_for_interrupts();
+        batch.handled += 1;
+        batch.change(digest, terms.each, &|digest| {
+            // It may be that of a later record by now.
+            let still_due = tombstone::find(digest, Snapshot::Now)?
+                .is_some_and(|expired_at| expired_at <= until);
+            if still_due {
+                tombstone::put(digest, scope.id(), None)?;
+            }
+            Ok(still_due)
+        })?;
+        if (terms.is_over)() {
+            return Ok(false);
+        }
+    }
+    Ok(due.len() < terms.limit)
+}
+
+/// Asks the scope's predicate about the runs of these outcomes, each once in a pass. Gives back how many of them can be
+/// judged: time may be over before all were asked.
+fn ask(scopes: &mut Scopes, scope: &Scope, due: &[Candidate], terms: &Terms<'_>) -> usize {
+    let Some(name) = scope.run_is_alive() else {
+        return due.len();
+    };
+    let limit_ms = match terms.runner {
+        Runner::Worker => guc::reconcile_timeout_ms().min(WORKER_LIMIT_MS),
+        Runner::Session => guc::reconcile_timeout_ms(),
+    };
+    let function = Named {
+        name,
+        scope_owner: scope.owner(),
+        limit_ms,
+        runner: terms.runner,
+    };
+    for (at, candidate) in due.iter().enumerate() {
+        let Some(run) = &candidate.run else { continue };
+        let question = (scope.id(), run.clone());
+        if scopes.alive.contains_key(&question) {
+            continue;
+        }
+        let said = match scopes.failed.entry(scope.id()) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(_) if at > 0 && (terms.is_over)() => return at,
+            Entry::Vacant(failed) => {
+                server::check_for_interrupts();
+                reader::run_is_alive(&function, run).unwrap_or_else(|why| {
+                    failed.insert(format!("run_is_alive of scope {}: {why}", scope.name()));
+                    None
+                })
+            }
+        };
+        scopes.alive.insert(question, said);
+    }
+    due.len()
+}
+
+/// Whether the scope's predicate keeps the outcome. That a run is over is written down when it is first seen: the window
+/// counts from then.
+fn stays_for_predicate(
+    scopes: &Scopes,
+    scope: &Scope,
+    candidate: &Candidate,
+) -> Result<bool, Error> {
+    let (Some(run), Some(_)) = (&candidate.run, scope.run_is_alive()) else {
+        return Ok(false);
+    };
+    let said = scopes.alive.get(&(scope.id(), run.clone())).copied();
+    let alive = said.flatten().unwrap_or(true);
+    let digest = digest::scope_run_digest(scope.name(), run);
+    let runs = Runs::open(Mode::Write)?;
+    let known = runs.find(&digest, Snapshot::Now);
+    if alive == known.is_none() {
+        runs.close();
+        return Ok(alive);
+    }
+    let Some(_kept) = KeyLock::try_acquire_upkeep(&digest) else {
+        runs.close();
+        return Ok(true);
+    };
+    let now = server::now();
+    match (alive, runs.find(&digest, Snapshot::Now)) {
+        // A failure says nothing; only a run that lives again is forgotten.
+        (true, Some(_)) if said.flatten() == Some(true) => runs.remove(&digest)?,
+        (false, None) => runs.insert(
+            &digest,
+            &RunRow {
+                begun_at: now,
+                seen_at: now,
+                ended_at: Some(now),
+                owner: scope.owner(),
+                scope_id: Some(scope.id()),
+                is_silent: false,
+                longest_pause: Span::from_s(1),
+                run: run.clone(),
+                label: None,
+            },
+        )?,
+        (true, _) | (false, Some(_)) => {}
+    }
+    runs.keep();
+    Ok(true)
+}

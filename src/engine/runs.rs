@@ -1,0 +1,214 @@
+//! Runs: begun, touched and ended by their owners, kept alive by what happens to their keys, and asked about by
+//! windows.
+//!
+//! A run only ever adds to windows. What it says is read where an outcome is judged, and never stored with the outcome:
+//! ending, falling silent and living again apply to all its keys at once.
+
+use crate::engine::open_claims;
+use crate::error::Error;
+use crate::pg::lock::KeyLock;
+use crate::pg::table::{Mode, Snapshot};
+use crate::pg::{identity, server};
+use crate::policy::{self, Scope};
+use crate::store::run::{RunRow, Runs};
+use idempotency_core::digest;
+use idempotency_core::time::{Instant, Span};
+use idempotency_core::window::{self, Issued, Run};
+
+/// What the run of a key says about its window, for a key of this scope.
+pub fn standing(run: Option<&str>, scope: &Scope, snapshot: Snapshot) -> Result<Run, Error> {
+    let (Some(run), Some(_)) = (run, scope.window()) else {
+        return Ok(Run::None);
+    };
+    let asks_predicate = scope.run_is_alive().is_some();
+    let digest = if asks_predicate {
+        digest::scope_run_digest(scope.name(), run)
+    } else {
+        digest::run_digest(run)
+    };
+    let runs = Runs::open(Mode::Read)?;
+    let row = runs.find(&digest, snapshot);
+    runs.close();
+    Ok(match row {
+        Some(row) => row.standing(server::now()),
+        // Sweeps alone ask the predicate: until one has seen that the run is over, its keys stay.
+        None if asks_predicate => Run::Alive,
+        None => Run::None,
+    })
+}
+
+/// What a call that was issued then may count on: that its run has kept all that was done since.
+pub fn issued(at: Instant, run: Option<&str>, scope: &Scope) -> Result<Issued, Error> {
+    let nothing = Issued { at, run: Run::None };
+    // A predicate says nothing about the past.
+    let (Some(run), None) = (run, scope.run_is_alive()) else {
+        return Ok(nothing);
+    };
+    let runs = Runs::open(Mode::Read)?;
+    let row = runs.find(&digest::run_digest(run), Snapshot::Now);
+    runs.close();
+    Ok(row
+        .filter(|row| row.begun_at <= at)
+        .map_or(nothing, |row| Issued {
+            at,
+            run: row.standing(server::now()),
+        }))
+}
+
+/// A key of this run was claimed, finished or renewed: a sign of life, recorded at intervals. Never waits, and a sign
+/// that is lost because another transaction is recording one is lost to that one.
+pub fn sign_of_life(run: Option<&str>, scope: &Scope) -> Result<(), Error> {
+    let (Some(run), None) = (run, scope.run_is_alive()) else {
+        return Ok(());
+    };
+    let digest = digest::run_digest(run);
+    if !is_due(&digest)? || open_claims::room() == 0 {
+        return Ok(());
+    }
+    let Some(lock) = KeyLock::try_acquire_upkeep(&digest) else {
+        return Ok(());
+    };
+    let runs = Runs::open(Mode::Write)?;
+    let now = server::now();
+    match runs.find(&digest, Snapshot::Now) {
+        Some(row) if lives(&row, now) && sign_due(&row, now) => {
+            let seen = RunRow {
+                seen_at: now,
+                ..row
+            };
+            runs.replace(&digest, &seen)?;
+            runs.keep();
+            open_claims::add_lock(digest);
+        }
+        Some(_) | None => {
+            runs.close();
+            lock.release();
+        }
+    }
+    Ok(())
+}
+
+fn is_due(digest: &[u8; 16]) -> Result<bool, Error> {
+    let runs = Runs::open(Mode::Read)?;
+    let row = runs.find(digest, Snapshot::Now);
+    runs.close();
+    let now = server::now();
+    Ok(row.is_some_and(|row| lives(&row, now) && sign_due(&row, now)))
+}
+
+fn lives(row: &RunRow, now: Instant) -> bool {
+    row.standing(now) == Run::Alive
+}
+
+fn sign_due(row: &RunRow, now: Instant) -> bool {
+    window::sign_is_due(row.seen_at, row.longest_pause, now)
+}
+
+/// Begins a run, or lets it go on; gives back when it will be over.
+pub fn begin(run: &str, longest_pause: Span, label: Option<String>) -> Result<Instant, Error> {
+    let role = identity::current_role();
+    if policy::all_usable()?.is_empty() {
+        return Err(Error::MayNotBegin {
+            role: identity::role_name(role),
+        });
+    }
+    let (runs, digest) = enter(run)?;
+    let now = server::now();
+    let begun = |owner, label| RunRow {
+        begun_at: now,
+        seen_at: now,
+        ended_at: None,
+        owner,
+        scope_id: None,
+        is_silent: false,
+        longest_pause,
+        run: run.to_owned(),
+        label,
+    };
+    let row = match runs.find(&digest, Snapshot::Now) {
+        None => {
+            let row = begun(role, label);
+            runs.insert(&digest, &row)?;
+            row
+        }
+        Some(before) if !identity::has_rights_of(role, before.owner) => {
+            return Err(Error::RunTaken {
+                run: run.to_owned(),
+            });
+        }
+        Some(before) => {
+            let begun_at = if lives(&before, now) {
+                before.begun_at
+            } else {
+                now
+            };
+            let row = RunRow {
+                begun_at,
+                ..begun(before.owner, label.or(before.label))
+            };
+            runs.replace(&digest, &row)?;
+            row
+        }
+    };
+    runs.keep();
+    Ok(row.over_at())
+}
+
+/// A sign of life; gives back when the run will be over.
+pub fn touch(run: &str) -> Result<Instant, Error> {
+    let (runs, digest, row) = own(run)?;
+    let now = server::now();
+    if !lives(&row, now) {
+        return Err(Error::RunOver {
+            run: run.to_owned(),
+        });
+    }
+    let row = RunRow {
+        seen_at: now,
+        ..row
+    };
+    runs.replace(&digest, &row)?;
+    runs.keep();
+    Ok(row.over_at())
+}
+
+/// The run is over; again is the same as once.
+pub fn end(run: &str) -> Result<(), Error> {
+    let (runs, digest, row) = own(run)?;
+    if row.ended_at.is_none() {
+        let now = server::now();
+        let silent = !lives(&row, now);
+        let ended = RunRow {
+            ended_at: Some(if silent { row.over_at() } else { now }),
+            is_silent: silent,
+            ..row
+        };
+        runs.replace(&digest, &ended)?;
+    }
+    runs.keep();
+    Ok(())
+}
+
+/// The table and the run's lock, held to the end of the transaction.
+fn enter(run: &str) -> Result<(Runs, [u8; 16]), Error> {
+    let runs = Runs::open(Mode::Write)?;
+    let digest = digest::run_digest(run);
+    if !open_claims::holds(&digest) {
+        open_claims::require_room(1)?;
+        let _kept = KeyLock::acquire_upkeep(&digest);
+        open_claims::add_lock(digest);
+    }
+    Ok((runs, digest))
+}
+
+/// The same of a run that the caller has begun.
+fn own(run: &str) -> Result<(Runs, [u8; 16], RunRow), Error> {
+    let (runs, digest) = enter(run)?;
+    let role = identity::current_role();
+    match runs.find(&digest, Snapshot::Now) {
+        Some(row) if identity::has_rights_of(role, row.owner) => Ok((runs, digest, row)),
+        Some(_) | None => Err(Error::NoSuchRun {
+            run: run.to_owned(),
+        }),
+    }
+}

@@ -1,0 +1,115 @@
+//! `idempotency.prune_progress`: how far pruning has come in each scope. A hint, and never needed to be right.
+
+use crate::error::Error;
+use crate::pg::table::{Access, Definition, Mode, Row, Snapshot, Table, Type};
+use crate::pg::table_write::Assignments;
+use crate::store::outcome::{CURSOR_START, Cursor};
+use idempotency_core::time::Instant;
+use std::ops::ControlFlow;
+
+static DEFINITION: Definition = Definition {
+    slot: 9,
+    name: "prune_progress",
+    c_name: c"prune_progress",
+    columns: &[
+        (c"scope_id", Type::Int4),
+        (c"pass_began_at", Type::Timestamp),
+        (c"finished_at", Type::Timestamp),
+        (c"place", Type::Int8),
+        (c"frontier", Type::Timestamp),
+        (c"at_end", Type::Bool),
+        (c"skipped_from", Type::Timestamp),
+    ],
+};
+
+const SCOPE_ID: usize = 0;
+
+/// A row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// When the pass began at the first outcome.
+    pub pass_began_at: Instant,
+    /// The pass goes on behind this.
+    pub cursor: Cursor,
+    /// The farthest that any pass came.
+    pub frontier: Instant,
+    /// The first outcome that was due and could not be pruned in this pass.
+    pub skipped_from: Option<Instant>,
+    /// Nothing was due behind the cursor when it was written.
+    pub at_end: bool,
+}
+
+impl Progress {
+    /// Where the next pass begins: at what the last one could not prune, else behind the cursor.
+    pub fn next_pass(self) -> Progress {
+        match self.skipped_from.filter(|_| self.at_end) {
+            Some(finished_at) => Progress {
+                cursor: Cursor {
+                    finished_at,
+                    ..CURSOR_START
+                },
+                skipped_from: None,
+                ..self
+            },
+            None => self,
+        }
+    }
+}
+
+/// The row of this scope.
+pub fn find(scope_id: i32) -> Result<Option<Progress>, Error> {
+    let table = Table::open(&DEFINITION, Mode::Read)?;
+    let key = [(SCOPE_ID, scope_id.into())];
+    let found = table.scan(&Access::PrimaryKey(&key), Snapshot::Now, |row| {
+        ControlFlow::Break(read(row))
+    });
+    table.close();
+    Ok(found)
+}
+
+/// Writes the row of this scope. Call under the lock of its pruning.
+pub fn put(scope_id: i32, progress: &Progress) -> Result<(), Error> {
+    let table = Table::open(&DEFINITION, Mode::Write)?;
+    let key = [(SCOPE_ID, scope_id.into())];
+    let values = write(scope_id, progress);
+    let replaced = table.scan(&Access::PrimaryKey(&key), Snapshot::Now, |old| {
+        ControlFlow::Break(table.update(old, values.clone()))
+    });
+    match replaced {
+        Some(replaced) => replaced?,
+        None => table.insert(values)?,
+    }
+    table.keep();
+    Ok(())
+}
+
+fn read(row: &Row<'_>) -> Progress {
+    let place = row.int8(3).unsigned_abs();
+    Progress {
+        pass_began_at: row.instant(1).unwrap_or(Instant(0)),
+        cursor: Cursor {
+            finished_at: row.instant(2).unwrap_or(CURSOR_START.finished_at),
+            place: (
+                u32::try_from(place >> 16).unwrap_or(0),
+                u16::try_from(place & 0xffff).unwrap_or(0),
+            ),
+        },
+        frontier: row.instant(4).unwrap_or(CURSOR_START.finished_at),
+        at_end: row.bool(5).unwrap_or(false),
+        skipped_from: row.instant(6),
+    }
+}
+
+fn write(scope_id: i32, progress: &Progress) -> Assignments {
+    let (block, offset) = progress.cursor.place;
+    let place = (i64::from(block) << 16) | i64::from(offset);
+    vec![
+        (SCOPE_ID, scope_id.into()),
+        (1, progress.pass_began_at.into()),
+        (2, progress.cursor.finished_at.into()),
+        (3, place.into()),
+        (4, progress.frontier.into()),
+        (5, progress.at_end.into()),
+        (6, progress.skipped_from.into()),
+    ]
+}
