@@ -25,7 +25,7 @@ matches() { grep -cE "$1" "$2" || true; }
 
 suite_unit() {
     local log=$RESULTS_DIR/unit.log status=0 ok bad
-    cargo test -p idempotency-core 2>&1 | tee "$log" || status=$?
+    cargo test -p idempotency-core -p idempotency-report 2>&1 | tee "$log" || status=$?
     ok=$(sed -nE 's/^test result: .* ([0-9]+) passed.*/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
     bad=$(sed -nE 's/^test result: .* ([0-9]+) failed.*/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
     ((status == 0 || bad > 0)) || bad=1
