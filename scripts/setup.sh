@@ -53,10 +53,14 @@ has_psycopg() {
 
 need_demo() { need python3-psycopg has_psycopg; }
 
+# What tests/tap/lib/Browser.pm looks for.
+has_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
+
 need_tap() {
     need libipc-run-perl perl -MIPC::Run -e1
     need_demo
     need perl perl -MTest::More -MTime::HiRes -e1
+    need chromium has_chromium
 }
 
 need_fuzz() { need g++ command -v g++; }
