@@ -111,6 +111,8 @@ pub enum Error {
     ScopeInUse { scope: String },
     /// The write did not happen.
     WriteSuppressed { table: &'static str },
+    /// The data of a report could not be rendered.
+    Report { message: String },
     /// The effect gave no row.
     NoRow,
     /// The effect gave more than one row.
@@ -170,7 +172,8 @@ impl Error {
             | Error::RunOver { .. }
             | Error::TableChanged { .. }
             | Error::IndexMissing { .. }
-            | Error::WriteSuppressed { .. } => b"55000",
+            | Error::WriteSuppressed { .. }
+            | Error::Report { .. } => b"55000",
             Error::ScopeInUse { .. } => b"2BP01",
             Error::DropBusy => b"55P03",
             Error::NoRow => b"P0002",
@@ -290,6 +293,7 @@ impl Error {
             Error::WriteSuppressed { table } => {
                 format!("a row of idempotency.{table} was not written: a trigger suppressed it")
             }
+            Error::Report { message } => format!("the report could not be rendered: {message}"),
             Error::NoRow => "the effect returned no row".to_owned(),
             Error::TooManyRows => "the effect returned more than one row".to_owned(),
             Error::WrongColumns { found } => {
@@ -357,6 +361,7 @@ impl Error {
             | Error::TableChanged { .. }
             | Error::IndexMissing { .. }
             | Error::DropBusy
+            | Error::Report { .. }
             | Error::WriteSuppressed { .. }
             | Error::NoRow
             | Error::TooManyRows
@@ -465,6 +470,9 @@ impl Error {
             ),
             Error::WriteSuppressed { .. } => {
                 "Make the trigger return its row: without the record the effect could happen twice.".to_owned()
+            }
+            Error::Report { .. } => {
+                "SELECT idempotency.report_data() shows its data; ALTER EXTENSION idempotency UPDATE makes both of one version.".to_owned()
             }
             Error::NoRow => "End the effect with a row, such as RETURNING to_jsonb(...).".to_owned(),
             Error::TooManyRows => "Aggregate the rows into one, such as with jsonb_agg.".to_owned(),

@@ -50,6 +50,12 @@ mod worker;
     requires = ["stats"]
 );
 
+::pgrx::extension_sql_file!(
+    "../sql/95_report.sql",
+    name = "report",
+    requires = ["doctor"]
+);
+
 /// Called once when the library is loaded: by the postmaster where it is preloaded, else by the first session
 /// that calls one of its functions.
 #[allow(non_snake_case)]

@@ -8,6 +8,7 @@ mod look;
 mod many;
 mod once;
 mod outbox;
+mod report;
 mod runs;
 mod scopes;
 mod stats;

@@ -14,6 +14,7 @@ use crate::store::scope::{self, DEFAULT_NAME, Setting, SettingValue};
 use crate::store::{KeyTables, claim, outcome};
 use idempotency_core::decide::EffectKind;
 use idempotency_core::ignore::Ignore;
+use idempotency_core::window::Late;
 use pgrx::pg_sys::Oid;
 use std::rc::Rc;
 
@@ -339,7 +340,7 @@ fn guarantee(call: &Call) -> Result<Reply, Error> {
     let window = match scope.window() {
         None => "for ever: its outcomes are never pruned".to_owned(),
         Some(window) => format!(
-            "within the window of {}, counted from the moment a key was finished",
+            "within the window of {}, counted from the moment a key was finished, and as long as a run lives that the key was claimed with",
             window.in_words()
         ),
     };
@@ -355,8 +356,24 @@ fn guarantee(call: &Call) -> Result<Reply, Error> {
         None => "",
         Some(_) => " After the window a key is free again and its operation can be repeated.",
     };
+    let policies = scope.policy();
+    let limit = policies.hard_limit.filter(|_| policies.window.is_some());
+    let limit = limit.map_or(String::new(), |limit| {
+        format!(" A run keeps a key for {} at most.", limit.in_words())
+    });
+    let guard = policies.guard.filter(|_| policies.window.is_some());
+    let guard = guard.map_or(String::new(), |guard| {
+        let told = match policies.late {
+            Late::Expired => "told expired",
+            Late::Execute => "executed, and an event says so",
+        };
+        format!(
+            " For {} after that a late claim is recognised and {told}.",
+            guard.in_words()
+        )
+    });
     Ok(Reply::One(Value::Text(format!(
-        "Effectively once, {window}. Scope {}: at most one effect per key; effect and record commit together; a duplicate gets the first answer. {expired_lease}{afterwards} Exactly-once delivery is not promised: callers deliver at least once, with the same key.",
+        "Effectively once, {window}. Scope {}: at most one effect per key; effect and record commit together; a duplicate gets the first answer. {expired_lease}{afterwards}{limit}{guard} Exactly-once delivery is not promised: callers deliver at least once, with the same key.",
         crate::error::quoted(&name)
     ))))
 }

@@ -675,8 +675,11 @@ fn owned(word: Word, terms: &Terms, record: &Record, ownership: Ownership, now: 
 
 /// The answer to a repeat of what is finished; how long after the claim it came is counted.
 pub fn repeated(word: Word, row: &outcome::OutcomeRow, scope: &Scope, now: Instant) -> Answer {
-    let first = row.claimed_at.unwrap_or(row.finished.finished_at);
-    stats::observe_at_once(scope.id(), Observed::Repeat, now.since(first));
+    // A key that its run keeps says nothing of the window.
+    if row.finished.run == Run::None {
+        let first = row.claimed_at.unwrap_or(row.finished.finished_at);
+        stats::observe_at_once(scope.id(), Observed::Repeat, now.since(first));
+    }
     finished(word, row)
 }
 

@@ -53,13 +53,8 @@ $sql->(q{
 	SELECT idem_run_begin('nightly <i>run</i>', '3 days', 'settles & "pays"');
 	SELECT idem_claim('of the run', scope => 'payments', lease => '30 minutes', run => 'nightly <i>run</i>');
 	SELECT idem_enqueue('message', 'mail', '{"to": "argument 4242"}', scope => 'payments', delay => '1 day');
-	DO $$
-	DECLARE
-		claim record;
-	BEGIN
-		SELECT * INTO claim FROM idem_claim('in doubt', scope => 'payments', lease => '30 minutes');
-		PERFORM idem_fail('in doubt', 'unknown', 'timeout', scope => 'payments', fence => claim.fence);
-	END $$;
+	SELECT fence FROM idem_claim('in doubt', scope => 'payments', lease => '30 minutes') \gset
+	SELECT idem_fail('in doubt', 'unknown', 'timeout', scope => 'payments', fence => :fence);
 });
 $sql->("SELECT idem_claim($_->[0], scope => 'payments', lease => '30 minutes')") for @HOSTILE;
 
