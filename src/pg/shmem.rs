@@ -38,6 +38,8 @@ struct SweptDatabase {
     duration_us: AtomicI64,
     leases_ended: AtomicU64,
     outcomes_pruned: AtomicU64,
+    /// 1 where the visit ended before all was done.
+    more: AtomicU32,
     /// Bytes of the last error; written by the one worker of this database.
     error_bytes: AtomicU32,
     error: [std::sync::atomic::AtomicU8; ERROR_BYTES_MAX],
@@ -57,6 +59,8 @@ pub struct Swept {
     pub duration_us: i64,
     pub leases_ended: u64,
     pub outcomes_pruned: u64,
+    /// Whether the visit ended before all was done.
+    pub more: bool,
     pub error: Option<String>,
 }
 
@@ -209,12 +213,18 @@ pub fn report_sweep(swept: &Swept) {
     place
         .outcomes_pruned
         .store(swept.outcomes_pruned, Ordering::Relaxed);
+    place.more.store(u32::from(swept.more), Ordering::Relaxed);
     place.swept_at.store(swept.at.0, Ordering::Release);
 }
 
 /// The last visit to the current database.
 pub fn last_sweep() -> Option<Swept> {
     place_of(server::database(), false).map(swept)
+}
+
+/// Whether the last visit to this database ended before all was done.
+pub fn more_is_due(database: pg_sys::Oid) -> bool {
+    place_of(database, false).is_some_and(|place| place.more.load(Ordering::Relaxed) != 0)
 }
 
 /// The last visit to each database that was visited.
@@ -246,6 +256,7 @@ fn swept(place: &SweptDatabase) -> Swept {
         duration_us: place.duration_us.load(Ordering::Relaxed),
         leases_ended: place.leases_ended.load(Ordering::Relaxed),
         outcomes_pruned: place.outcomes_pruned.load(Ordering::Relaxed),
+        more: place.more.load(Ordering::Relaxed) != 0,
         error: (!error.is_empty()).then(|| String::from_utf8_lossy(&error).into_owned()),
     }
 }

@@ -17,19 +17,23 @@ fn main(_no_database: Oid) {
     bgworker::clear_launcher_pid_at_exit();
     loop {
         bgworker::reload_if_asked();
-        if guc::worker_enabled() {
-            round();
-        }
+        let more = guc::worker_enabled() && round();
         bgworker::report_idle(c"napping");
-        latch::sleep(guc::naptime_ms());
+        let nap_ms = if more { NAP_MS_MIN } else { guc::naptime_ms() };
+        latch::sleep(nap_ms.min(guc::naptime_ms()));
     }
 }
 
-fn round() {
+/// Nap where work was left: whoever comes in from SIGHUP or SIGTERM is still heard.
+const NAP_MS_MIN: i64 = 10;
+
+/// Visits all databases; whether work was left in one of them.
+fn round() -> bool {
     // The next round tries again.
     let Ok(databases) = bgworker::databases() else {
-        return;
+        return false;
     };
+    let mut more = false;
     shmem::forget_other_databases(databases.iter().map(|(database, _)| *database));
     for (database, name) in databases {
         if !guc::serves_database(&name) {
@@ -46,7 +50,9 @@ fn round() {
         }
         shmem::set_trouble(trouble);
         if trouble == Trouble::NoSlot {
-            return;
+            return false;
         }
+        more |= shmem::more_is_due(database);
     }
+    more
 }

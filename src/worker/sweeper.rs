@@ -10,6 +10,7 @@ use crate::guc;
 use crate::pg::bgworker;
 use crate::pg::counters;
 use crate::pg::identity;
+use crate::pg::latch;
 use crate::pg::server;
 use crate::pg::shmem::{self, Swept};
 use crate::pg::spi::{self, Kind, Parameter};
@@ -23,6 +24,8 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Longest sweep of a visit. PostgreSQL waits 5 s for others before it gives a DROP DATABASE up.
 const SWEEP_US_MAX: i64 = 1_000_000;
+/// Longest rest between two batches.
+const REST_MS_MAX: i64 = 200;
 /// After this much of a visit no more reconcilers are asked, but for one in each visit.
 const VISIT_US_MAX: i64 = 1_500_000;
 /// Longest that the worker gives a reconciler, whatever idempotency.reconcile_timeout says.
@@ -57,6 +60,7 @@ fn visit() {
         duration_us: 0,
         leases_ended: 0,
         outcomes_pruned: 0,
+        more: false,
         error: None,
     };
     let mut pass = Pass::default();
@@ -65,6 +69,7 @@ fn visit() {
     while server::now() < deadline {
         bgworker::reload_if_asked();
         server::check_for_interrupts();
+        let batch_began_at = server::now();
         let batch = bgworker::transaction(c"sweeping expired leases and old outcomes", || {
             if !bgworker::extension_is_here() || server::in_recovery() {
                 return Ok(None);
@@ -84,12 +89,15 @@ fn visit() {
                 for (scope, count) in batch.expired_alive {
                     *expired_alive.entry(scope).or_insert(0) += count;
                 }
+                swept.more = batch.more;
                 if !batch.more {
                     break;
                 }
+                rest(batch_began_at);
             }
             Err(message) => {
                 swept.error = Some(message);
+                swept.more = false;
                 break;
             }
         }
@@ -105,6 +113,12 @@ fn visit() {
         duration_us: now.since(begun_at),
         ..swept
     });
+}
+
+/// Leaves the machine to others for twice as long as the batch took, as autovacuum does with its cost delay.
+fn rest(batch_began_at: Instant) {
+    let took_us = server::now().since(batch_began_at).max(0);
+    latch::sleep((took_us / 500).min(REST_MS_MAX));
 }
 
 /// Writes down what sessions have counted since the last visit, for advice and reports.
