@@ -127,11 +127,18 @@ COMMENT ON FUNCTION @extschema@.idem_stats_reset(pg_catalog.text) IS
 -- were claimed without run =>: nothing keeps them while the run lives.
 CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
     WITH scopes AS (
-        SELECT s.id, s.name FROM idempotency.scope AS s
+        SELECT s.id, s.name, s.hard_limit, s.guard FROM idempotency.scope AS s
         UNION ALL
-        SELECT 0, 'default' WHERE NOT EXISTS (SELECT FROM idempotency.scope AS s WHERE s.id OPERATOR(pg_catalog.=) 0)
+        SELECT 0, 'default', NULL, NULL WHERE NOT EXISTS (SELECT FROM idempotency.scope AS s WHERE s.id OPERATOR(pg_catalog.=) 0)
+    ), runs AS MATERIALIZED (
+        -- Those that were seen last: enough to judge by.
+        SELECT i.run, i.longest_pause, i.begun_at, COALESCE(i.ended_at, o.over_at) AS over_at
+          FROM idempotency.run AS i
+         CROSS JOIN LATERAL (SELECT idempotency.run_over_at(i.seen_at, i.longest_pause) AS over_at) AS o
+         WHERE i.scope_id IS NULL
+         ORDER BY i.seen_at DESC LIMIT 200
     )
-    SELECT s.id AS scope_id, s.name AS scope, idempotency.window_of(s.id) AS dedup_window,
+    SELECT s.id AS scope_id, s.name AS scope, d.dedup_window,
            GREATEST(b.longest_repeat, c.longest_repeat) AS longest_repeat,
            GREATEST(b.longest_late, c.longest_late) AS longest_late,
            GREATEST(b.longest_unknown, c.longest_unknown,
@@ -139,34 +146,30 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
                        FROM idempotency.claim AS u
                       WHERE u.scope_id OPERATOR(pg_catalog.=) s.id
                         AND u.state OPERATOR(pg_catalog.=) ANY (ARRAY['u', 'e']::pg_catalog."char"[]))) AS longest_unknown,
+           (WITH keys AS MATERIALIZED (
+                SELECT k.key, k.finished_at
+                  FROM idempotency.outcome AS k
+                 WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
+                   AND EXISTS (SELECT FROM runs AS r WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window)
+                 ORDER BY k.finished_at DESC LIMIT 2000)
+            SELECT pg_catalog.max(r.longest_pause)
+              FROM runs AS r
+             WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window
+               AND r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+               AND EXISTS (SELECT FROM keys AS k
+                            WHERE k.finished_at OPERATOR(pg_catalog.>=) r.begun_at
+                              AND pg_catalog.starts_with(k.key, r.run OPERATOR(pg_catalog.||) '/'))) AS unguarded_pause,
            (SELECT pg_catalog.max(r.longest_pause)
-              FROM (SELECT i.run, i.longest_pause, i.begun_at
-                      FROM idempotency.run AS i
-                     WHERE i.scope_id IS NULL AND i.ended_at IS NULL
-                       AND idempotency.run_over_at(i.seen_at, i.longest_pause) OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
-                       AND i.longest_pause OPERATOR(pg_catalog.>) idempotency.window_of(s.id)
-                     ORDER BY i.longest_pause DESC LIMIT 100) AS r
-             WHERE EXISTS (
-                   SELECT FROM (SELECT k.key
-                                  FROM idempotency.outcome AS k
-                                 WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
-                                   AND k.finished_at OPERATOR(pg_catalog.>=) r.begun_at
-                                 ORDER BY k.finished_at DESC LIMIT 10000) AS k
-                    WHERE pg_catalog.starts_with(k.key, r.run OPERATOR(pg_catalog.||) '/'))) AS unguarded_pause,
-           (SELECT pg_catalog.max(r.longest_pause)
-              FROM idempotency.run AS r
-             WHERE r.scope_id IS NULL
-               AND (EXISTS (SELECT FROM idempotency.outcome AS k
-                             WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)
-                    OR EXISTS (SELECT FROM idempotency.claim AS k
-                                WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id))) AS guarded_pause,
-           (SELECT pg_catalog.max(COALESCE(r.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) r.begun_at)
-              FROM idempotency.run AS r
-             WHERE r.scope_id IS NULL
-               AND EXISTS (SELECT FROM idempotency.outcome AS k
+              FROM runs AS r
+             WHERE EXISTS (SELECT FROM idempotency.outcome AS k
+                            WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)
+                OR EXISTS (SELECT FROM idempotency.claim AS k
+                            WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)) AS guarded_pause,
+           (SELECT pg_catalog.max(LEAST(r.over_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) r.begun_at)
+              FROM runs AS r
+             WHERE EXISTS (SELECT FROM idempotency.outcome AS k
                             WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)) AS longest_run,
-           (SELECT l.hard_limit FROM idempotency.scope AS l WHERE l.id OPERATOR(pg_catalog.=) s.id) AS hard_limit,
-           (SELECT l.guard FROM idempotency.scope AS l WHERE l.id OPERATOR(pg_catalog.=) s.id) AS guard,
+           s.hard_limit, s.guard,
            (SELECT pg_catalog.min(k.lease_expires_at) FROM idempotency.claim AS k
              WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.state OPERATOR(pg_catalog.=) 'f'
                AND k.lease_expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp()) AS overdue_since,
@@ -177,6 +180,7 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
            EXISTS (SELECT FROM idempotency.scope_grant AS g
                     WHERE g.scope_id OPERATOR(pg_catalog.=) s.id AND g.role::pg_catalog.oid OPERATOR(pg_catalog.=) 0::pg_catalog.oid) AS granted_to_public
       FROM scopes AS s
+     CROSS JOIN LATERAL (SELECT idempotency.window_of(s.id) AS dedup_window) AS d
       LEFT JOIN idempotency.counters() AS c ON c.scope_id OPERATOR(pg_catalog.=) s.id
       LEFT JOIN idempotency.observed AS b ON b.scope_id OPERATOR(pg_catalog.=) s.id
      WHERE idempotency.scope_countable(s.id);

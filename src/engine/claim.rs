@@ -519,7 +519,7 @@ pub fn note_late(
                 expired_alive(row)?;
             }
             trail::of_finished(Kind::LateRetry, row, again, reason())?;
-            window::guarded_until(row.finished.finished_at, row.finished.run, &scope.policy())
+            window::outcome_guarded_until(&row.finished, &scope.policy())
         }
         Record::Pruned(at) if window::remembered(*at, &scope.policy(), now) => {
             let names = (trail::EXPIRED, again);

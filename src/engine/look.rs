@@ -61,7 +61,7 @@ fn window_end(finished: &FinishedKey, scope: &Scope) -> Instant {
     if finished.finished_at == Instant(i64::MIN) {
         return finished.finished_at;
     }
-    window::guarded_until(finished.finished_at, finished.run, &scope.policy())
+    window::outcome_guarded_until(finished, &scope.policy())
 }
 
 /// The same for an outcome of which only this is known.

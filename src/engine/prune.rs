@@ -5,10 +5,9 @@
 //! the key's lock.
 
 use crate::engine::claim;
-use crate::engine::key::ScopedKey;
 use crate::engine::runs;
 use crate::engine::sweep::{Batch, Did, Each};
-use crate::error::Error;
+use crate::error::{Error, Place};
 use crate::guc;
 use crate::pg::lock::KeyLock;
 use crate::pg::reader::{self, Named};
@@ -34,6 +33,11 @@ const FULL_PASS_US: i64 = 600_000_000;
 /// Longest that the worker gives a predicate, whatever idempotency.reconcile_timeout says.
 const WORKER_LIMIT_MS: i32 = 1_000;
 
+/// Places written down in one batch.
+const SAVED_MAX: usize = 64;
+/// Expired keys of live runs that one batch warns of by name.
+const WARNINGS_MAX: u32 = 10;
+
 /// Where a pass over the scopes stands. Each has its turn, batch by batch.
 #[derive(Clone, Debug, Default)]
 pub struct Scopes {
@@ -42,6 +46,8 @@ pub struct Scopes {
     progress: HashMap<i32, Progress>,
     /// What predicates said in this pass, by scope and run; none where one could not be asked.
     alive: HashMap<(i32, String), Option<bool>>,
+    /// Places written down in this batch: each keeps a lock to its end.
+    saved: usize,
     /// Predicates that failed: not asked again in this pass.
     failed: HashMap<i32, String>,
 }
@@ -62,6 +68,7 @@ pub fn turn(scopes: &mut Scopes, terms: &Terms<'_>, batch: &mut Batch) -> Result
     if scopes.queue.is_none() {
         scopes.queue = Some(drawn_order(scope::ids()?));
     }
+    scopes.saved = 0;
     while let Some(id) = scopes.queue.as_mut().and_then(VecDeque::pop_front) {
         let handled_before = batch.handled;
         let done = match policy::by_id(id)? {
@@ -71,11 +78,12 @@ pub fn turn(scopes: &mut Scopes, terms: &Terms<'_>, batch: &mut Batch) -> Result
         if !done && let Some(queue) = &mut scopes.queue {
             queue.push_back(id);
         }
-        if batch.handled > handled_before || (terms.is_over)() {
+        if batch.handled > handled_before || scopes.saved >= SAVED_MAX || (terms.is_over)() {
             break;
         }
         server::check_for_interrupts();
     }
+    batch.is_full = scopes.saved >= SAVED_MAX;
     Ok(scopes.queue.as_ref().is_none_or(VecDeque::is_empty))
 }
 
@@ -157,6 +165,16 @@ fn prune_scope(
             break;
         }
     }
+    if let Some(more) = expired_alive
+        .get()
+        .checked_sub(WARNINGS_MAX)
+        .filter(|n| *n > 0)
+    {
+        server::warn(&format!(
+            "{more} more keys in scope {} expired while their runs live",
+            crate::error::quoted(scope.name())
+        ));
+    }
     if expired_alive.get() > 0 {
         let count = (scope.name().to_owned(), expired_alive.get());
         batch.expired_alive.push(count);
@@ -164,8 +182,10 @@ fn prune_scope(
     progress.frontier = progress.frontier.max(progress.cursor.finished_at);
     let done = reached_end && handled == due.len();
     progress.at_end = done;
-    if stored != Some(progress) {
+    let is_worth_it = stored.is_some() || progress.cursor != CURSOR_START;
+    if is_worth_it && stored != Some(progress) {
         save(scope, &progress)?;
+        scopes.saved += 1;
     }
     scopes.progress.insert(scope.id(), progress);
     Ok(done)
@@ -216,12 +236,10 @@ fn prune_one(
     if run_is_alive {
         claim::expired_alive(&row)?;
         expired_alive.set(expired_alive.get() + 1);
-        let key = ScopedKey {
-            scope: scope.name().to_owned(),
-            key: row.key.clone(),
-            digest: *digest,
-        };
-        server::warn_expired_alive(&key.place(), row.run.as_deref().unwrap_or_default());
+        if expired_alive.get() <= WARNINGS_MAX {
+            let place = Place::new(scope.name(), &row.key);
+            server::warn_expired_alive(&place, row.run.as_deref().unwrap_or_default());
+        }
     }
     Ok(true)
 }

@@ -22,6 +22,7 @@ use crate::store::{KeyTables, Stands, claim, event, scope};
 use idempotency_core::decide::{
     self, FinishedKey, FinishedState, OpenKey, OpenState, Prior, Sweep,
 };
+use idempotency_core::digest;
 use idempotency_core::time::{Instant, Span};
 use idempotency_core::window::Run;
 use std::cell::RefCell;
@@ -76,6 +77,8 @@ pub struct Batch {
     pub skipped_because: Option<String>,
     /// Keys that went while their run lives, by the names of their scopes.
     pub expired_alive: Vec<(String, u32)>,
+    /// The transaction holds as many locks as it should.
+    pub(super) is_full: bool,
     /// Rows that were looked at.
     pub(super) handled: usize,
 }
@@ -231,7 +234,7 @@ fn step(pass: &mut Pass, terms: &Terms<'_>) -> Result<Batch, Error> {
         if let Some(next) = next {
             pass.stage = next;
         }
-        if batch.handled > 0 || (terms.is_over)() {
+        if batch.handled > 0 || batch.is_full || (terms.is_over)() {
             batch.more = true;
             return Ok(batch);
         }
@@ -404,6 +407,10 @@ fn end_run(runs: &Runs, digest: &[u8; 16], row: RunRow) -> Result<(), Error> {
 
 /// Whether all that are old enough are gone.
 fn prune_events(terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
+    // One sweeper at a time; it keeps the lock to the end of its transaction.
+    let Some(_kept) = KeyLock::try_acquire_upkeep(&digest::scope_run_digest("", "events")) else {
+        return Ok(true);
+    };
     let until = Instant(server::now().0.saturating_sub(guc::event_retention().us()));
     let removed = event::prune(until, terms.limit)?;
     batch.handled += removed;

@@ -112,7 +112,15 @@ pub enum Which<'a> {
 pub fn find(which: Which<'_>) -> Result<Option<StoredScope>, Error> {
     let table = Table::open(&SCOPE, Mode::Read)?;
     let look = || {
-        table.scan(&Access::Sequential, Snapshot::Now, |row| {
+        let by_id;
+        let access = match which {
+            Which::Name(_) => Access::Sequential,
+            Which::Id(id) => {
+                by_id = [(0, id.into())];
+                Access::PrimaryKey(&by_id)
+            }
+        };
+        table.scan(&access, Snapshot::Now, |row| {
             let matches = match which {
                 Which::Name(name) => row.text(1).as_deref() == Some(name),
                 Which::Id(id) => row.int4(0) == id,
@@ -402,10 +410,9 @@ fn visit(
     mut each: impl FnMut(&Row<'_>),
 ) -> Result<(), Error> {
     let table = Table::open(definition, Mode::Read)?;
-    table.scan(&Access::Sequential, Snapshot::Now, |row| {
-        if row.int4(0) == scope_id {
-            each(row);
-        }
+    let of_scope = [(0, scope_id.into())];
+    table.scan(&Access::PrimaryKey(&of_scope), Snapshot::Now, |row| {
+        each(row);
         ControlFlow::<()>::Continue(())
     });
     table.close();

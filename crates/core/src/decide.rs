@@ -187,7 +187,7 @@ pub fn effective(found: Found, policy: &Policy, now: Instant) -> Found {
         Found::Absent => Found::Absent,
         Found::Pruned(expired_at) => after_window(expired_at),
         Found::Finished(key) => {
-            let until = window::guarded_until(key.finished_at, key.run, policy);
+            let until = window::outcome_guarded_until(&key, policy);
             if now < until {
                 found
             } else if window::is_final(key.state) {

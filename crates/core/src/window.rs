@@ -68,6 +68,15 @@ pub fn guarded_until(finished_at: Instant, run: Run, policy: &Policy) -> Instant
     })
 }
 
+/// The same of an outcome. A lease that ended is judged as before a sweep has seen it, when its run was not looked at.
+pub fn outcome_guarded_until(key: &FinishedKey, policy: &Policy) -> Instant {
+    let run = match key.state {
+        FinishedState::LeaseExpired => Run::None,
+        FinishedState::Completed | FinishedState::Rejected | FinishedState::NotApplied => key.run,
+    };
+    guarded_until(key.finished_at, run, policy)
+}
+
 /// Does an outcome of this state stand for an effect or a final answer? The others leave the operation free anyway.
 pub fn is_final(state: FinishedState) -> bool {
     match state {
@@ -88,8 +97,7 @@ pub fn repeatable_at(key: &FinishedKey, policy: &Policy) -> Instant {
     if !is_final(key.state) {
         return key.finished_at;
     }
-    let until = guarded_until(key.finished_at, key.run, policy);
-    free_at(until, policy)
+    free_at(outcome_guarded_until(key, policy), policy)
 }
 
 /// The same of a key of which only the end of its window is known.
@@ -116,7 +124,7 @@ pub enum Prune {
 
 /// Decides whether an outcome goes.
 pub fn prune(key: &FinishedKey, policy: &Policy, now: Instant) -> Prune {
-    let until = guarded_until(key.finished_at, key.run, policy);
+    let until = outcome_guarded_until(key, policy);
     if now < until {
         return Prune::Keep;
     }
