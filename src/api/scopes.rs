@@ -368,12 +368,12 @@ fn guarantee(call: &Call) -> Result<Reply, Error> {
             Late::Execute => "executed, and an event says so",
         };
         format!(
-            " For {} after that a late claim is recognised and {told}.",
+            " For {} after its window a late claim is recognised and {told}.",
             guard.in_words()
         )
     });
     Ok(Reply::One(Value::Text(format!(
-        "Effectively once, {window}. Scope {}: at most one effect per key; effect and record commit together; a duplicate gets the first answer. {expired_lease}{afterwards}{limit}{guard} Exactly-once delivery is not promised: callers deliver at least once, with the same key.",
+        "Effectively once, {window}. Scope {}: at most one effect per key; effect and record commit together; a duplicate gets the first answer. {expired_lease}{afterwards}{guard}{limit} Exactly-once delivery is not promised: callers deliver at least once, with the same key.",
         crate::error::quoted(&name)
     ))))
 }

@@ -25,7 +25,6 @@ use idempotency_core::digest;
 use idempotency_core::time::{Instant, Span};
 use idempotency_core::window::{self, Prune};
 use std::cell::Cell;
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 /// After this long a pass begins at the first outcome again, for those that were locked, or stayed for their run.
@@ -48,8 +47,9 @@ pub struct Scopes {
     alive: HashMap<(i32, String), Option<bool>>,
     /// Places written down in this batch: each keeps a lock to its end.
     saved: usize,
-    /// Predicates that failed: not asked again in this pass.
-    failed: HashMap<i32, String>,
+    /// Predicates that failed: why first, and how much time that took. After as long as one answer may take, no more are
+    /// asked for in this pass.
+    failed: HashMap<i32, (String, i64)>,
 }
 
 /// How a pass prunes.
@@ -137,7 +137,7 @@ fn prune_scope(
     let reached_end = due.len() < terms.limit;
     // Asked before any key of this batch is locked.
     let asked = ask(scopes, scope, &due, terms);
-    if let Some(why) = scopes.failed.get(&scope.id()) {
+    if let Some((why, _)) = scopes.failed.get(&scope.id()) {
         batch.skip(why.clone());
     }
     let expired_alive = Cell::new(0_u32);
@@ -291,16 +291,22 @@ fn ask(scopes: &mut Scopes, scope: &Scope, due: &[Candidate], terms: &Terms<'_>)
         if scopes.alive.contains_key(&question) {
             continue;
         }
-        let said = match scopes.failed.entry(scope.id()) {
-            Entry::Occupied(_) => None,
-            Entry::Vacant(_) if at > 0 && (terms.is_over)() => return at,
-            Entry::Vacant(failed) => {
-                server::check_for_interrupts();
-                reader::run_is_alive(&function, run).unwrap_or_else(|why| {
-                    failed.insert(format!("run_is_alive of scope {}: {why}", scope.name()));
-                    None
-                })
-            }
+        let failures = scopes.failed.get(&scope.id());
+        let is_spent = failures.is_some_and(|(_, us)| *us >= i64::from(limit_ms) * 1_000);
+        if !is_spent && at > 0 && (terms.is_over)() {
+            return at;
+        }
+        let said = if is_spent {
+            None
+        } else {
+            server::check_for_interrupts();
+            let asked_at = server::now();
+            reader::run_is_alive(&function, run).unwrap_or_else(|why| {
+                let why = format!("run_is_alive of scope {}: {why}", scope.name());
+                let failed = scopes.failed.entry(scope.id()).or_insert((why, 0));
+                failed.1 += server::now().since(asked_at);
+                None
+            })
         };
         scopes.alive.insert(question, said);
     }
