@@ -281,10 +281,21 @@ pub fn databases() -> Result<Vec<(pg_sys::Oid, String)>, String> {
 /// `DATCONNLIMIT_INVALID_DB`: a DROP DATABASE that was interrupted.
 const DROPPING: i32 = -2;
 
-/// Does this process hold the extension's tables, as members of the extension?
+/// Whether the extension is in this database. Then it is not dropped before this transaction ends: DROP EXTENSION locks
+/// the extension before its tables, and so waits before it holds any that this transaction is still to open.
 pub fn extension_is_here() -> bool {
-    // SAFETY: catalogue look-ups.
-    unsafe { pg_sys::get_extension_oid(c"idempotency".as_ptr(), true) != pg_sys::InvalidOid }
+    let look = || {
+        // SAFETY: a catalogue look-up.
+        unsafe { pg_sys::get_extension_oid(c"idempotency".as_ptr(), true) }
+    };
+    let extension = look();
+    if extension == pg_sys::InvalidOid {
+        return false;
+    }
+    let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+    // SAFETY: a lock to the end of the transaction; taking it takes in what others have changed.
+    unsafe { pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, extension, 0, mode) };
+    look() == extension
 }
 
 /// Makes `fn(Oid)` the main function of a background worker under a C symbol; its argument is a database.

@@ -210,11 +210,18 @@ fn reconcile_one(key: &ScopedKey, scope: &Scope) -> Result<(), String> {
     let lease = Span::from_s(u32::try_from(limit_ms / 1_000).unwrap_or(0) + 5);
     // Committed before the reconciler runs: one that takes this process down has been counted.
     let begun = bgworker::transaction(c"claiming a key in doubt", || {
+        if !bgworker::extension_is_here() {
+            return Ok(None);
+        }
         identity::restricted_as(scope.owner(), || reconcile::begin(key, scope, lease))
     })?;
     if let Some(begun) = begun {
         bgworker::transaction(c"reconciling a key in doubt", || {
-            identity::restricted_as(scope.owner(), || reconcile::end(&begun, scope, limit_ms))
+            if bgworker::extension_is_here() {
+                let end = || reconcile::end(&begun, scope, limit_ms);
+                identity::restricted_as(scope.owner(), end)?;
+            }
+            Ok(())
         })?;
     }
     Ok(())
