@@ -1,6 +1,6 @@
-# Runs the documentation: every ```sql block of README.md, docs/external-effects.md and docs/reference.md, in order, in
-# one psql session and one database per document, as a reader would who types it. A block that raises an error it does
-# not announce fails.
+# Runs the documentation: every ```sql block of README.md, docs/external-effects.md and docs/reference.md, and on a server
+# that preloads the library of docs/windows.md and docs/operations.md, in order, in one psql session and one database per
+# document, as a reader would who types it. A block that raises an error it does not announce fails.
 #
 #   <!-- error ID001 -->   before a block: exactly these errors, in this order, are its point
 #   <!-- output -->        before a ```text block: exactly what psql printed for the block above
@@ -8,7 +8,9 @@
 #
 # What should not run is in another kind of block. Every test that ARCHITECTURE.md names must be there. The reference is
 # also held against the catalogue: every public function with all its parameters and columns, every view with its
-# columns, every setting. The built-in kinds of failure stand in external-effects.md with the verdict that they have.
+# columns, every setting. The built-in kinds of failure stand in external-effects.md with the verdict that they have;
+# operations.md has a section on each finding of the doctor and each alert, and a line on each column of the statistics.
+# Links between the documents lead to headings that are there.
 
 use strict;
 use warnings FATAL => 'all';
@@ -181,30 +183,98 @@ sub failure_kinds_are_documented
 	return;
 }
 
+# How headings are linked to: lower case, punctuation gone, blanks as hyphens.
+sub anchors_of
+{
+	my ($text) = @_;
+	my @headings = $text =~ /^#+ (.*)$/mg;
+	my %anchors = map { (lc s/[^\w\- ]//gr) =~ s/ /-/gr => 1 } @headings;
+
+	return \%anchors;
+}
+
+# What idem_doctor() can find, what the alert rules point to, what is shown of the server: operations.md says what to do.
+sub operations_are_documented
+{
+	my ($node, $database) = @_;
+	my $operations = slurp_file("$documents/operations.md");
+	my ($runbooks) = $operations =~ /^## Runbooks\n(.*)\z/ms;
+	my $source = $node->safe_psql($database, q{SELECT prosrc FROM pg_proc WHERE proname = 'idem_doctor'});
+	my @findings = $source =~ /'(?:notice|warning|critical)',\s+'(\w+)'/g;
+	push @findings, $source =~ /THEN '(window_\w+)' ELSE '(window_\w+)'/;
+
+	cmp_ok(scalar @findings, '>=', 25, 'the findings of the doctor were found in its source');
+	like($runbooks, qr/`\Q$_\E`/, "the runbooks name the finding $_") for @findings;
+	# monitoring/prometheus points here.
+	my $anchors = anchors_of($operations);
+	ok($anchors->{$_}, "operations.md has a section $_")
+	  for qw(expired-alive unknown-too-long escalations sweep-stalled window-near window-too-short pruning-behind doctor-critical not-preloaded);
+	my $shown = $node->safe_psql($database, q{
+		SELECT attname FROM pg_attribute WHERE attrelid IN ('idempotency.stats'::regclass, 'idempotency.sweeps'::regclass) AND attnum > 0
+		UNION SELECT unnest(proargnames) FROM pg_proc WHERE proname IN ('idem_status', 'idem_doctor')
+		UNION SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY 1});
+	like($operations, qr/`\Q$_\E`/, "operations.md says what $_ is") for split /\n/, $shown;
+	return;
+}
+
+# [text](other.md#anchor) and [text](#anchor), where the other is one of these documents too.
+sub links_lead_somewhere
+{
+	my %text = map { s{.*/}{}r => slurp_file($_) } glob("$documents/*.md");
+	my $links = 0;
+
+	for my $from (sort keys %text)
+	{
+		for ($text{$from} =~ /\]\(([^)\s]*#[^)\s]+)\)/g)
+		{
+			my ($path, $anchor) = split /#/;
+			my $to = $path eq '' ? $from : $path =~ s{.*/}{}r;
+			next unless exists $text{$to};
+			$links++;
+			ok(anchors_of($text{$to})->{$anchor}, "$from: its link to $path#$anchor leads to a heading");
+		}
+	}
+	cmp_ok($links, '>=', 30, 'links were looked at');
+	return;
+}
+
 # `regress/x`, `isolation/x` and `tap/x` in the table of claims are tests that exist.
-sub architecture_names_tests
+sub named_tests_exist
 {
 	my %path = (
 		regress => "$documents/regress/%s.sql",
 		isolation => "$documents/isolation/%s.spec",
 		tap => "$FindBin::RealBin/%s.pl");
-	my @named = slurp_file("$documents/ARCHITECTURE.md") =~ m{`((?:regress|isolation|tap)/\w+)`}g;
+	my $least = 20;
 
-	cmp_ok(scalar @named, '>=', 20, 'ARCHITECTURE.md names tests');
-	for (@named)
+	for my $document ('ARCHITECTURE.md', 'windows.md')
 	{
-		my ($suite, $test) = split m{/};
-		ok(-e sprintf($path{$suite}, $test), "ARCHITECTURE.md names a test that exists: $_");
+		my @named = slurp_file("$documents/$document") =~ m{`((?:regress|isolation|tap)/\w+)`}g;
+
+		cmp_ok(scalar @named, '>=', $least, "$document names tests");
+		for (@named)
+		{
+			my ($suite, $test) = split m{/};
+			ok(-e sprintf($path{$suite}, $test), "$document names a test that exists: $_");
+		}
+		$least = 1;
 	}
 	return;
 }
 
-my $node = IdempotencyNode->start(extension => 0, conf => ["log_line_prefix = '%m [%p] %q%a %e '"]);
+my $log_prefix = "log_line_prefix = '%m [%p] %q%a %e '";
+my $node = IdempotencyNode->start(extension => 0, conf => [$log_prefix]);
+# One whose doctor finds nothing, and whose worker does not come between two blocks.
+my $preloaded = IdempotencyNode->start(name => 'preloaded', preload => 1, extension => 0,
+	conf => [ $log_prefix, 'fsync = on', "idempotency.naptime = '1h'" ]);
 
 run_document($node, 'README.md');
 failure_kinds_are_documented($node, run_document($node, 'external-effects.md'));
 reference_is_complete($node, run_document($node, 'reference.md'));
-architecture_names_tests();
-server_log_lacks($node, qr/ XX000|PANIC:|terminated by signal/, 'nothing crashed');
+run_document($preloaded, 'windows.md');
+operations_are_documented($preloaded, run_document($preloaded, 'operations.md'));
+links_lead_somewhere();
+named_tests_exist();
+server_log_lacks($_, qr/ XX000|PANIC:|terminated by signal/, 'nothing crashed') for $node, $preloaded;
 
 done_testing();
