@@ -301,6 +301,52 @@ read_provider
 see 'payments that the provider made' 2 "$(provider payout/9002 "entry ->> 'what' = 'payment'")"
 
 # --------------------------------------------------------------------------------------------------------------------
+chapter g 'an approval that takes from Friday to Monday'
+
+# A day is a second here. The worker and a sweep of our own come by over the weekend, as they would.
+WINDOW='1 second'
+LONGEST_PAUSE='10 seconds'
+friday() { sql -c "SELECT finished_at FROM idem_peek('$1/issue-credit', 'agents')"; }
+monday() { until_true "SELECT clock_timestamp() > timestamptz '$1' + interval '3 seconds'"; }
+
+# agent RUN [, run => ...]: the agent's step, the same on Friday and on Monday. Prints whether it was told an earlier result.
+agent() {
+    sql -c "SELECT replayed FROM idem_call(idem_key('$1', 'issue-credit'), 'issue_credit',
+              '{\"request\": \"$1/issue-credit\", \"order\": 1044, \"amount\": 25.50}', 'agents'$2)"
+}
+
+sql -c "SELECT idem_scope_set('agents', dedup_window => '$WINDOW')" >/dev/null
+tell 'A day is a second here. The window of scope agents is 24 hours; an approval may take ten days, and takes three.'
+sql -c "SELECT idem_run_begin('run-1', longest_pause => '$LONGEST_PAUSE', label => 'credit for order 1044')" >/dev/null
+tell "on Friday: idem_call(idem_key('run-1', 'issue-credit'), 'issue_credit', ...): the run is not named"
+agent run-1 '' >/dev/null
+friday=$(friday run-1)
+sql -c "CREATE TABLE finding AS SELECT * FROM idem_doctor() WHERE finding = 'window_too_short'"
+see 'credits issued on Friday' 1 "$(effects run-1)"
+see 'idem_doctor(), while the agent waits' 'critical: window_too_short' "SELECT severity || ': ' || finding FROM finding"
+sql -c "SELECT format(E'        what: %s\n        why:  %s\n        mend: %s', what, why, mend) FROM finding"
+monday "$friday"
+sql -c 'CALL idempotency.sweep()'
+tell 'on Monday the agent goes on, from a checkpoint before this step; the same call:'
+told=$(agent run-1 '')
+see 'is it told the answer of Friday?' f "SELECT '$told'"
+see 'credits issued to that customer' 2 "$(effects run-1)"
+
+tell "the same, and the run is named: idem_call(..., run => 'run-2')"
+sql -c "SELECT idem_run_begin('run-2', longest_pause => '$LONGEST_PAUSE', label => 'credit for order 1044')" >/dev/null
+agent run-2 ", run => 'run-2'" >/dev/null
+friday=$(friday run-2)
+see 'when can it happen again? infinity: not while its run lives' infinity "SELECT repeatable_at FROM idem_peek('run-2/issue-credit', 'agents')"
+monday "$friday"
+sql -c 'CALL idempotency.sweep()'
+told=$(agent run-2 ", run => 'run-2'")
+see 'is it told the answer of Friday?' t "SELECT '$told'"
+see 'credits issued to that customer' 1 "$(effects run-2)"
+see 'once the run has ended it may go a window later' t \
+    "DO 'BEGIN PERFORM idem_run_end(''run-2''); END';
+     SELECT p.repeatable_at = r.ended_at + interval '$WINDOW' FROM idem_peek('run-2/issue-credit', 'agents') AS p, idempotency.runs AS r WHERE r.run = 'run-2'"
+
+# --------------------------------------------------------------------------------------------------------------------
 printf '\nWhat is in the database now\n'
 psql -XqP footer=off -P border=1 <<SQL
 SELECT chapter, what, (SELECT count(*) FROM answers WHERE request LIKE prefix) AS answers,

@@ -139,9 +139,17 @@ CREATE TABLE idempotency.run (
     CONSTRAINT run_digest_pkey PRIMARY KEY (digest)
 ) WITH (fillfactor = 60);
 COMMENT ON TABLE idempotency.run IS 'runs that keep their keys as long as they live, and, of scopes that name run_is_alive, runs that were found to be over. Read it through idempotency.runs';
-COMMENT ON COLUMN idempotency.run.seen_at IS 'its last recorded sign of life';
+COMMENT ON COLUMN idempotency.run.seen_at IS 'its last sign of life that a sweep has written here; later ones are in idempotency.run_sign';
 COMMENT ON COLUMN idempotency.run.is_silent IS 'over because it gave no sign of life for its longest pause';
 COMMENT ON COLUMN idempotency.run.scope_id IS 'only where run_is_alive of this scope said that it is over';
+
+CREATE TABLE idempotency.run_sign (
+    digest  pg_catalog.uuid NOT NULL,
+    seen_at pg_catalog.timestamptz NOT NULL,
+    pid     pg_catalog.int4 NOT NULL,
+    CONSTRAINT run_sign_digest_seen_at_pid_pkey PRIMARY KEY (digest, seen_at, pid)
+);
+COMMENT ON TABLE idempotency.run_sign IS 'signs of life of runs since a sweep has written the last one into idempotency.run. Only ever inserted: nobody waits for anybody, and who rolls back takes no sign of others along';
 
 CREATE TABLE idempotency.prune_progress (
     scope_id      pg_catalog.int4 NOT NULL,
@@ -178,7 +186,7 @@ CREATE TABLE idempotency.activity (
     executes pg_catalog.int8 NOT NULL,
     replays  pg_catalog.int8 NOT NULL,
     pruned   pg_catalog.int8 NOT NULL,
-    CONSTRAINT activity_scope_id_hour_pkey PRIMARY KEY (scope_id, hour)
+    CONSTRAINT activity_hour_scope_id_pkey PRIMARY KEY (hour, scope_id)
 );
 COMMENT ON TABLE idempotency.activity IS 'what the worker saw of each scope in each hour, for idem_report';
 
@@ -246,6 +254,7 @@ SELECT pg_catalog.pg_extension_config_dump('idempotency.claim', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outcome', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.tombstone', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.run', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.run_sign', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.observed', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.activity', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.message', '');

@@ -30,9 +30,11 @@ CREATE VIEW idempotency.runs WITH (security_barrier) AS
                 ELSE 'ended' END AS state,
            r.owner, r.longest_pause, r.begun_at, r.seen_at AS last_seen_at,
            COALESCE(r.ended_at, r.over_at) AS over_at, r.ended_at
-      FROM (SELECT i.run, i.label, i.ended_at, i.is_silent, i.owner, i.longest_pause, i.begun_at, i.seen_at,
-                   idempotency.run_over_at(i.seen_at, i.longest_pause) AS over_at
+      FROM (SELECT i.run, i.label, i.ended_at, i.is_silent, i.owner, i.longest_pause, i.begun_at, s.seen_at,
+                   idempotency.run_over_at(s.seen_at, i.longest_pause) AS over_at
               FROM idempotency.run AS i
+             CROSS JOIN LATERAL (SELECT GREATEST(i.seen_at, pg_catalog.max(g.seen_at)) AS seen_at
+                                   FROM idempotency.run_sign AS g WHERE g.digest OPERATOR(pg_catalog.=) i.digest) AS s
              WHERE i.scope_id IS NULL AND pg_catalog.pg_has_role(i.owner::pg_catalog.oid, 'USAGE')) AS r;
 COMMENT ON VIEW idempotency.runs IS 'your runs: alive, ended, or silent (over without idem_run_end), and when each is or was over';
 GRANT SELECT ON idempotency.runs TO PUBLIC;

@@ -73,9 +73,9 @@ CREATE VIEW idempotency.stats WITH (security_barrier) AS
                pg_catalog.count(*) FILTER (WHERE c.state OPERATOR(pg_catalog.=) 'q') AS queued,
                pg_catalog.count(*) FILTER (WHERE c.state OPERATOR(pg_catalog.=) 'u') AS unknown_keys,
                pg_catalog.count(*) FILTER (WHERE c.state OPERATOR(pg_catalog.=) 'e') AS escalated_keys,
-               pg_catalog.min(c.first_claimed_at) AS oldest_open_at,
+               pg_catalog.min(c.first_claimed_at) FILTER (WHERE pg_catalog.isfinite(c.first_claimed_at)) AS oldest_open_at,
                pg_catalog.min(COALESCE(c.in_doubt_since, c.lease_expires_at, c.claimed_at))
-                   FILTER (WHERE c.state OPERATOR(pg_catalog.=) ANY (ARRAY['u', 'e']::pg_catalog."char"[])) AS oldest_unknown_at
+                   FILTER (WHERE pg_catalog.isfinite(COALESCE(c.in_doubt_since, c.lease_expires_at, c.claimed_at)) AND c.state OPERATOR(pg_catalog.=) ANY (ARRAY['u', 'e']::pg_catalog."char"[])) AS oldest_unknown_at
           FROM idempotency.claim AS c GROUP BY c.scope_id
     ), finished AS (
         SELECT o.scope_id, pg_catalog.round(pg_catalog.sum(o.factor))::pg_catalog.int8 AS outcomes,
@@ -110,7 +110,7 @@ CREATE VIEW idempotency.stats WITH (security_barrier) AS
       LEFT JOIN LATERAL (
             SELECT t.finished_at OPERATOR(pg_catalog.+) idempotency.window_of(s.id) AS next_expiry_at
               FROM idempotency.outcome AS t
-             WHERE t.scope_id OPERATOR(pg_catalog.=) s.id
+             WHERE t.scope_id OPERATOR(pg_catalog.=) s.id AND pg_catalog.isfinite(t.finished_at)
                AND t.finished_at OPERATOR(pg_catalog.>) COALESCE(
                        (SELECT p.frontier FROM idempotency.prune_progress AS p WHERE p.scope_id OPERATOR(pg_catalog.=) s.id), '-infinity')
              ORDER BY t.finished_at LIMIT 1) AS n ON true
@@ -134,8 +134,10 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
         -- Those that were seen last: enough to judge by.
         SELECT i.run, i.longest_pause, i.begun_at, COALESCE(i.ended_at, o.over_at) AS over_at
           FROM idempotency.run AS i
-         CROSS JOIN LATERAL (SELECT idempotency.run_over_at(i.seen_at, i.longest_pause) AS over_at) AS o
-         WHERE i.scope_id IS NULL
+         CROSS JOIN LATERAL (SELECT idempotency.run_over_at(GREATEST(i.seen_at, pg_catalog.max(g.seen_at)), i.longest_pause) AS over_at
+                               FROM idempotency.run_sign AS g WHERE g.digest OPERATOR(pg_catalog.=) i.digest) AS o
+         WHERE i.scope_id IS NULL AND pg_catalog.isfinite(i.begun_at) AND pg_catalog.isfinite(i.seen_at)
+           AND pg_catalog.isfinite(COALESCE(i.ended_at, i.seen_at))
          ORDER BY i.seen_at DESC LIMIT 200
     )
     SELECT s.id AS scope_id, s.name AS scope, d.dedup_window,
@@ -145,6 +147,7 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
                     (SELECT pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.min(COALESCE(u.in_doubt_since, u.lease_expires_at, u.claimed_at))
                        FROM idempotency.claim AS u
                       WHERE u.scope_id OPERATOR(pg_catalog.=) s.id
+                        AND pg_catalog.isfinite(COALESCE(u.in_doubt_since, u.lease_expires_at, u.claimed_at))
                         AND u.state OPERATOR(pg_catalog.=) ANY (ARRAY['u', 'e']::pg_catalog."char"[]))) AS longest_unknown,
            (WITH keys AS MATERIALIZED (
                 SELECT k.key, k.finished_at
@@ -174,9 +177,10 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
              WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.state OPERATOR(pg_catalog.=) 'f'
                AND k.lease_expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp()) AS overdue_since,
            GREATEST((SELECT k.finished_at FROM idempotency.outcome AS k
-                      WHERE k.scope_id OPERATOR(pg_catalog.=) s.id ORDER BY k.finished_at DESC LIMIT 1),
+                      WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND pg_catalog.isfinite(k.finished_at)
+                      ORDER BY k.finished_at DESC LIMIT 1),
                     (SELECT pg_catalog.max(k.claimed_at) FROM idempotency.claim AS k
-                      WHERE k.scope_id OPERATOR(pg_catalog.=) s.id)) AS newest_at,
+                      WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND pg_catalog.isfinite(k.claimed_at))) AS newest_at,
            EXISTS (SELECT FROM idempotency.scope_grant AS g
                     WHERE g.scope_id OPERATOR(pg_catalog.=) s.id AND g.role::pg_catalog.oid OPERATOR(pg_catalog.=) 0::pg_catalog.oid) AS granted_to_public
       FROM scopes AS s
@@ -196,8 +200,8 @@ CREATE VIEW idempotency.advice WITH (security_barrier) AS
       FROM (SELECT e.scope, e.dedup_window, e.longest, e.reasons,
                    CASE WHEN e.longest IS NULL THEN NULL
                         WHEN e.longest OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog.<=) '48 hours'
-                        THEN pg_catalog.make_interval(hours => pg_catalog.ceil(pg_catalog.date_part('epoch', e.longest) OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog./) 3600)::pg_catalog.int4)
-                        ELSE pg_catalog.make_interval(days => pg_catalog.ceil(pg_catalog.date_part('epoch', e.longest) OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog./) 86400)::pg_catalog.int4)
+                        THEN pg_catalog.make_interval(hours => pg_catalog.ceil(pg_catalog.date_part('epoch', e.longest) OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog./) 3600 OPERATOR(pg_catalog.-) 0.01)::pg_catalog.int4)
+                        ELSE pg_catalog.make_interval(days => pg_catalog.ceil(pg_catalog.date_part('epoch', e.longest) OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog./) 86400 OPERATOR(pg_catalog.-) 0.01)::pg_catalog.int4)
                    END AS recommended,
                    CASE WHEN e.dedup_window IS NULL THEN 'ok'
                         WHEN e.longest IS NULL THEN 'no_evidence'
@@ -205,13 +209,12 @@ CREATE VIEW idempotency.advice WITH (security_barrier) AS
                         WHEN e.longest OPERATOR(pg_catalog.*) 1.5 OPERATOR(pg_catalog.>) e.dedup_window THEN 'near'
                         ELSE 'ok' END AS verdict
               FROM (SELECT w.scope, w.dedup_window,
-                           GREATEST(w.longest_repeat, w.longest_unknown, w.unguarded_pause,
-                                    w.dedup_window OPERATOR(pg_catalog.+) w.longest_late) AS longest,
+                           GREATEST(w.longest_repeat, w.longest_unknown, w.unguarded_pause, w.longest_late) AS longest,
                            pg_catalog.array_remove(ARRAY[
                                'a key was repeated ' OPERATOR(pg_catalog.||) pg_catalog.date_trunc('second', w.longest_repeat)::pg_catalog.text OPERATOR(pg_catalog.||) ' after its claim',
                                'an outcome was unknown for ' OPERATOR(pg_catalog.||) pg_catalog.date_trunc('second', w.longest_unknown)::pg_catalog.text,
                                'a live run may pause for ' OPERATOR(pg_catalog.||) w.unguarded_pause::pg_catalog.text OPERATOR(pg_catalog.||) ', and its keys here are claimed without run =>',
-                               'a claim came ' OPERATOR(pg_catalog.||) pg_catalog.date_trunc('second', w.longest_late)::pg_catalog.text OPERATOR(pg_catalog.||) ' after the end of the window',
+                               'a claim came ' OPERATOR(pg_catalog.||) pg_catalog.date_trunc('second', w.longest_late)::pg_catalog.text OPERATOR(pg_catalog.||) ' after its key was finished, past the window',
                                CASE WHEN w.longest_run IS NOT NULL THEN 'runs with keys here last up to ' OPERATOR(pg_catalog.||) pg_catalog.date_trunc('second', w.longest_run)::pg_catalog.text OPERATOR(pg_catalog.||) '; these keys are kept while their run lives' END,
                                CASE WHEN NOT idempotency.counting() THEN 'repeats are not counted: idempotency is not in shared_preload_libraries' END
                            ], NULL) AS reasons

@@ -34,9 +34,10 @@ BEGIN
          WHERE g.name = 'synchronous_commit' AND g.reset_val = 'off'
         UNION ALL
         SELECT 'warning', 'synchronous_commit_off_for_some',
-               pg_catalog.format('synchronous_commit is off by ALTER %s', CASE WHEN d.setrole = 0::pg_catalog.oid THEN 'DATABASE' ELSE 'ROLE ' || pg_catalog.pg_get_userbyid(d.setrole)::pg_catalog.text END),
+               pg_catalog.format('synchronous_commit is off by ALTER %s', CASE WHEN d.setrole = 0::pg_catalog.oid AND d.setdatabase = 0::pg_catalog.oid THEN 'ROLE ALL' WHEN d.setrole = 0::pg_catalog.oid THEN 'DATABASE' ELSE 'ROLE ' || pg_catalog.pg_get_userbyid(d.setrole)::pg_catalog.text END),
                'a crash forgets the last transactions that were acknowledged to them',
-               CASE WHEN d.setrole = 0::pg_catalog.oid
+               CASE WHEN d.setrole = 0::pg_catalog.oid AND d.setdatabase = 0::pg_catalog.oid THEN 'ALTER ROLE ALL RESET synchronous_commit;'
+                    WHEN d.setrole = 0::pg_catalog.oid
                     THEN pg_catalog.format('ALTER DATABASE %I RESET synchronous_commit;', pg_catalog.current_database())
                     WHEN d.setdatabase = 0::pg_catalog.oid
                     THEN pg_catalog.format('ALTER ROLE %I RESET synchronous_commit;', pg_catalog.pg_get_userbyid(d.setrole))
@@ -44,7 +45,8 @@ BEGIN
           FROM pg_catalog.pg_db_role_setting AS d
          WHERE (d.setdatabase = 0::pg_catalog.oid
                 OR d.setdatabase = (SELECT b.oid FROM pg_catalog.pg_database AS b WHERE b.datname = pg_catalog.current_database()))
-           AND 'synchronous_commit=off' = ANY (d.setconfig)
+           AND EXISTS (SELECT FROM pg_catalog.unnest(d.setconfig) AS c (setting)
+                        WHERE pg_catalog.lower(c.setting) ~ '^synchronous_commit=(of|off|f|false|fal|n|no|0)$')
         UNION ALL
         SELECT 'warning', 'asynchronous_standby_only',
                pg_catalog.format('%s standby(s), none synchronous', r.standbys),
@@ -68,7 +70,7 @@ BEGIN
                pg_catalog.format('SELECT pg_extension_config_dump(''idempotency.%s'', ''''); -- within an extension script, or reinstall', c.relname)
           FROM pg_catalog.pg_class AS c
          WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace::pg_catalog.oid
-           AND c.relname = ANY (ARRAY['scope', 'scope_grant', 'args_rule', 'claim', 'outcome', 'message', 'tombstone', 'run', 'event', 'failure_kind']::pg_catalog.name[])
+           AND c.relname = ANY (ARRAY['scope', 'scope_grant', 'args_rule', 'claim', 'outcome', 'message', 'tombstone', 'run', 'run_sign', 'event', 'failure_kind']::pg_catalog.name[])
            AND NOT EXISTS (SELECT FROM pg_catalog.pg_extension AS e
                             WHERE e.extname = 'idempotency' AND c.oid = ANY (e.extconfig))
         -- The library and its worker.
@@ -81,9 +83,13 @@ BEGIN
         UNION ALL
         SELECT 'notice', 'not_preloaded', 'the library is not in shared_preload_libraries',
                'no worker ends leases and prunes, nothing is counted, and waiters poll',
-               'ALTER SYSTEM SET shared_preload_libraries = ''' ||
-               pg_catalog.concat_ws(', ', NULLIF(pg_catalog.current_setting('shared_preload_libraries'), ''), 'idempotency') ||
-               '''; -- then restart; or CALL idempotency.sweep() regularly'
+               'ALTER SYSTEM SET shared_preload_libraries = ' ||
+               (SELECT pg_catalog.string_agg(pg_catalog.quote_literal(l.library), ', ' ORDER BY l.place)
+                  FROM (SELECT pg_catalog.btrim(p.library, ' "') AS library, p.place
+                          FROM pg_catalog.regexp_split_to_table(pg_catalog.current_setting('shared_preload_libraries'), ',') WITH ORDINALITY AS p (library, place)
+                        UNION ALL SELECT 'idempotency', 1000) AS l
+                 WHERE l.library <> '') ||
+               '; -- then restart; or CALL idempotency.sweep() regularly'
          WHERE NOT status.preloaded
         UNION ALL
         SELECT 'warning', 'worker_not_running', status.worker,
@@ -129,7 +135,7 @@ BEGIN
         SELECT 'critical', 'expired_alive',
                pg_catalog.format('scope %I: %s key(s) expired while their run lives', s.scope, s.pruned_alive),
                'these runs may retry what they have done already',
-               pg_catalog.format('SELECT * FROM idempotency.events WHERE kind = ''expired_alive'' AND scope = %L ORDER BY happened_at DESC; -- then raise hard_limit, and SELECT @extschema@.idem_stats_reset(%L);', s.scope, s.scope)
+               pg_catalog.format('SELECT @extschema@.idem_stats_reset(%L); -- after you have raised hard_limit; idempotency.events of kind expired_alive says which keys', s.scope)
           FROM idempotency.stats AS s
          WHERE s.pruned_alive > 0
         -- Leases and doubts.

@@ -6,6 +6,7 @@ CREATE VIEW idempotency.expiries WITH (security_barrier) AS
                    pg_catalog.date_trunc('day', o.finished_at OPERATOR(pg_catalog.+) idempotency.window_of(o.scope_id), 'UTC') AS day,
                    pg_catalog.round(pg_catalog.sum(o.factor))::pg_catalog.int8 AS outcomes
               FROM idempotency.sampled_outcomes AS o
+             WHERE pg_catalog.isfinite(o.finished_at)
              GROUP BY 1, 2) AS e
       LEFT JOIN idempotency.scope AS s ON s.id OPERATOR(pg_catalog.=) e.scope_id
      WHERE e.day IS NOT NULL AND idempotency.scope_countable(e.scope_id);
@@ -75,9 +76,9 @@ BEGIN
                'repeats', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('upto_s', pg_catalog.date_part('epoch', r.upto), 'count', r.repeats) ORDER BY r.upto)
                              FROM idempotency.repeats AS r WHERE r.scope = v.scope),
                'open', (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('key', k.key, 'state', k.state,
-                                   'age_s', pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - k.claimed_at), 'run', k.run,
+                                   'age_s', CASE WHEN pg_catalog.isfinite(k.claimed_at) THEN pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - k.claimed_at) END, 'run', k.run,
                                    'holder', pg_catalog.concat_ws(' ', k.claimed_by::pg_catalog.text, k.application_name),
-                                   'lease_ends_in_s', pg_catalog.date_part('epoch', k.lease_expires_at - pg_catalog.clock_timestamp())) ORDER BY k.claimed_at)
+                                   'lease_ends_in_s', CASE WHEN pg_catalog.isfinite(k.lease_expires_at) THEN pg_catalog.date_part('epoch', k.lease_expires_at - pg_catalog.clock_timestamp()) END) ORDER BY k.claimed_at)
                           FROM (SELECT o.key, o.state, o.run, o.claimed_by, o.application_name, o.claimed_at, o.lease_expires_at
                                   FROM idempotency.records AS o
                                  WHERE o.scope = v.scope AND o.finished_at IS NULL

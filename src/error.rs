@@ -68,6 +68,8 @@ pub enum Error {
     StillOpen { place: Place, state: &'static str },
     /// A key of a scope whose keys carry their time, and it does not.
     KeyWithoutTime { place: Place, form: &'static str },
+    /// A call that was issued at a time to come.
+    IssuedAhead(Place),
     /// Somebody else has begun a run of this name.
     RunTaken { run: String },
     /// There is no run of this name that the caller has begun.
@@ -152,7 +154,9 @@ impl Error {
             Error::StillOpen { .. } => b"55006",
             Error::NoSuchRun { .. } => b"42704",
             Error::NullArgument(_) => b"22004",
-            Error::BadValue { .. } | Error::KeyWithoutTime { .. } => b"22023",
+            Error::BadValue { .. } | Error::KeyWithoutTime { .. } | Error::IssuedAhead(_) => {
+                b"22023"
+            }
             Error::ReadOnly { .. } => b"25006",
             Error::NoAccess { .. }
             | Error::NoSuchScope { .. }
@@ -248,6 +252,9 @@ impl Error {
             Error::KeyWithoutTime { place, form } => {
                 format!("{} is not a {form}", named(place))
             }
+            Error::IssuedAhead(place) => {
+                format!("{} was issued at a time to come", named(place))
+            }
             Error::RunTaken { run } => format!("run {} was begun by another role", quoted(run)),
             Error::NoSuchRun { run } => {
                 format!("there is no run {} that you have begun", quoted(run))
@@ -332,6 +339,9 @@ impl Error {
             Error::StillOpen { .. } => "Whether it has its effect is not decided yet.",
             Error::KeyWithoutTime { .. } => {
                 "The scope takes issued_at from its keys, and this one carries no time."
+            }
+            Error::IssuedAhead(_) => {
+                "Its issued_at, or the time in its key, is more than a minute ahead of this server's clock."
             }
             Error::RunOver { .. } => {
                 "It was ended, or gave no sign of life for its longest pause; keys may be gone."
@@ -428,6 +438,9 @@ impl Error {
             Error::KeyWithoutTime { form, .. } => format!(
                 "Make keys of this scope as {form}, or run idem_scope_reset(scope, 'issued_at_from')."
             ),
+            Error::IssuedAhead(_) => {
+                "Synchronize the clocks: by as much as the caller's is ahead, a call that comes after its window is not told so.".to_owned()
+            }
             Error::RunTaken { .. } => {
                 "Name your run otherwise, or begin it as the role (or a member of the role) that began it.".to_owned()
             }

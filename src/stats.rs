@@ -38,7 +38,7 @@ pub enum Counter {
 pub enum Observed {
     /// From a key's claim to a repeat. The first: it alone has a histogram.
     Repeat,
-    /// From the end of a window to a late claim.
+    /// From a key's finish to a claim after its window.
     Late,
     /// For which an outcome was unknown.
     Unknown,

@@ -475,6 +475,11 @@ pub fn issued(
             Some(at.ok_or_else(without_time)?)
         }
     };
+    if let Some(at) = at
+        && at.since(now) > ISSUED_AHEAD_US_MAX
+    {
+        return Err(Error::IssuedAhead(key.place()));
+    }
     at.map(|at| runs::issued(at, run, scope)).transpose()
 }
 
@@ -484,7 +489,8 @@ pub fn expired(why: Expiry, scope: &Scope, record: &Record, now: Instant) -> Ans
         Expiry::WindowOver => {
             stats::count_at_once(scope.id(), Counter::LateRetries);
             if let Found::Pruned(at) = decide::effective(record.found(), &scope.policy(), now) {
-                stats::observe_at_once(scope.id(), Observed::Late, now.since(at));
+                let late_us = since_finish_us(scope, record, at, now);
+                stats::observe_at_once(scope.id(), Observed::Late, late_us);
             }
             WINDOW_OVER
         }
@@ -495,6 +501,9 @@ pub fn expired(why: Expiry, scope: &Scope, record: &Record, now: Instant) -> Ans
         ..Answer::bare(Word::Expired)
     }
 }
+
+/// How far a caller's clock may be ahead. By that much a call may come after its window and not be told so.
+const ISSUED_AHEAD_US_MAX: i64 = 60_000_000;
 
 /// Why a claim is told `expired`.
 const WINDOW_OVER: &str = "its window is over";
@@ -517,6 +526,7 @@ pub fn note_late(
         Record::Finished(row) if window::is_final(row.finished.state) => {
             if row.finished.run == Run::Alive {
                 expired_alive(row)?;
+                server::warn_expired_alive(&key.place(), row.run.as_deref().unwrap_or_default());
             }
             trail::of_finished(Kind::LateRetry, row, again, reason())?;
             window::outcome_guarded_until(&row.finished, &scope.policy())
@@ -529,8 +539,19 @@ pub fn note_late(
         Record::Absent | Record::Open(_) | Record::Finished(_) | Record::Pruned(_) => return Ok(()),
     };
     stats::count(scope.id(), Counter::LateRetries);
-    stats::observe(scope.id(), Observed::Late, now.since(expired_at));
+    let late_us = since_finish_us(scope, record, expired_at, now);
+    stats::observe(scope.id(), Observed::Late, late_us);
     Ok(())
+}
+
+/// How long after its finish a key is claimed that expired then. Of one that is only remembered the window tells.
+fn since_finish_us(scope: &Scope, record: &Record, expired_at: Instant, now: Instant) -> i64 {
+    match record {
+        Record::Finished(row) => now.since(row.finished.finished_at),
+        Record::Pruned(_) | Record::Open(_) | Record::Absent => now
+            .since(expired_at)
+            .saturating_add(scope.window().map_or(0, Span::us)),
+    }
 }
 
 /// The alert: a key that was done expires while its run lives.

@@ -204,6 +204,11 @@ fn write(
         Prior::Unknown => OpenState::Unknown,
         Prior::Nothing | Prior::NotApplied | Prior::Expired => OpenState::Queued,
     };
+    // As for a claim: a key in doubt stays with its run.
+    let run = letter
+        .run
+        .clone()
+        .or_else(|| before.and_then(|row| row.run.clone()));
     let due_at = Instant(now.0.saturating_add(letter.delay_us));
     let role = identity::current_role();
     let row = OpenRow {
@@ -225,7 +230,7 @@ fn write(
             Some(row) => row.args.clone(),
             None => args.stored(scope)?,
         },
-        run: letter.run.clone(),
+        run: run.clone(),
         reason: claim::prior_reason(record, ownership),
         prior_reason: None,
         claimed_at: now,
@@ -249,7 +254,7 @@ fn write(
         key: key.key.clone(),
         destination: letter.destination.clone(),
         ordering_key: letter.ordering_key.clone(),
-        run: letter.run.clone(),
+        run,
         payload: letter.payload,
     };
     messages.insert(&key.digest, &message)?;

@@ -75,7 +75,7 @@ pub fn window_ends_at(
         fence: 0,
         attempt: 1,
         finished_at,
-        run: runs::standing(run, scope, Snapshot::Statement)?,
+        run: runs::standing(run, finished_at, scope, Snapshot::Statement)?,
     };
     Ok(window_end(&finished, scope))
 }

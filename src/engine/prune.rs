@@ -11,9 +11,9 @@ use crate::error::{Error, Place};
 use crate::guc;
 use crate::pg::lock::KeyLock;
 use crate::pg::reader::{self, Named};
-use crate::pg::server;
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::time_limit::Runner;
+use crate::pg::{server, shmem};
 use crate::policy::{self, Scope};
 use crate::stats::{self, Counter};
 use crate::store::outcome::{self, CURSOR_START, Candidate};
@@ -23,7 +23,7 @@ use crate::store::{KeyTables, Stands, scope, tombstone};
 use idempotency_core::decide::FinishedKey;
 use idempotency_core::digest;
 use idempotency_core::time::{Instant, Span};
-use idempotency_core::window::{self, Prune};
+use idempotency_core::window::{self, Prune, Run};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 
@@ -51,6 +51,20 @@ pub struct Scopes {
     /// asked for in this pass.
     failed: HashMap<i32, (String, i64)>,
 }
+
+impl Scopes {
+    /// A pass in which the predicates of these scopes are not asked: each has ended a worker.
+    pub fn not_asking(scopes: &[i32]) -> Scopes {
+        let why = |id: &i32| (*id, (ENDED_THE_WORKER.to_owned(), i64::MAX));
+        Scopes {
+            failed: scopes.iter().map(why).collect(),
+            ..Scopes::default()
+        }
+    }
+}
+
+/// What is said of a predicate that ignores its time limit.
+const ENDED_THE_WORKER: &str = "a run_is_alive function ignored its time limit and ended the worker; it is not asked for ten minutes";
 
 /// How a pass prunes.
 pub struct Terms<'a> {
@@ -147,11 +161,9 @@ fn prune_scope(
         progress.cursor = candidate.at;
         handled += 1;
         batch.handled += 1;
-        if stays_for_predicate(scopes, scope, candidate)? {
-            continue;
-        }
+        let run = by_predicate(scopes, scope, candidate)?;
         let did = batch.change(&candidate.digest, terms.each, &|digest| {
-            prune_one(scope, terms.tables, digest, &expired_alive)
+            prune_one(scope, terms.tables, digest, run, &expired_alive)
         })?;
         match did {
             Did::Change => batch.outcomes_pruned += 1,
@@ -212,13 +224,19 @@ fn prune_one(
     scope: &Scope,
     tables: &KeyTables,
     digest: &[u8; 16],
+    by_predicate: Option<Run>,
     expired_alive: &Cell<u32>,
 ) -> Result<bool, Error> {
     let Some(row) = outcome::find(&tables.outcome, digest, Snapshot::Now) else {
         return Ok(false);
     };
+    let finished_at = row.finished.finished_at;
+    let run = match by_predicate {
+        Some(run) => run,
+        None => runs::standing(row.run.as_deref(), finished_at, scope, Snapshot::Now)?,
+    };
     let finished = FinishedKey {
-        run: runs::standing(row.run.as_deref(), scope, Snapshot::Now)?,
+        run,
         ..row.finished
     };
     let Prune::Go {
@@ -301,7 +319,15 @@ fn ask(scopes: &mut Scopes, scope: &Scope, due: &[Candidate], terms: &Terms<'_>)
         } else {
             server::check_for_interrupts();
             let asked_at = server::now();
-            reader::run_is_alive(&function, run).unwrap_or_else(|why| {
+            // Whoever comes after a worker that this ended knows who did it.
+            if terms.runner == Runner::Worker {
+                shmem::note_asking(Some(scope.id()));
+            }
+            let said = reader::run_is_alive(&function, run);
+            if terms.runner == Runner::Worker {
+                shmem::note_asking(None);
+            }
+            said.unwrap_or_else(|why| {
                 let why = format!("run_is_alive of scope {}: {why}", scope.name());
                 let failed = scopes.failed.entry(scope.id()).or_insert((why, 0));
                 failed.1 += server::now().since(asked_at);
@@ -313,49 +339,57 @@ fn ask(scopes: &mut Scopes, scope: &Scope, due: &[Candidate], terms: &Terms<'_>)
     due.len()
 }
 
-/// Whether the scope's predicate keeps the outcome. That a run is over is written down when it is first seen: the window
-/// counts from then.
-fn stays_for_predicate(
+/// What the scope's predicate says of the outcome's run, where that is not what is written down: alive, or nothing that
+/// could be relied upon. That a run is over is written down when it is first seen since the outcome was finished: the
+/// window counts from then.
+fn by_predicate(
     scopes: &Scopes,
     scope: &Scope,
     candidate: &Candidate,
-) -> Result<bool, Error> {
+) -> Result<Option<Run>, Error> {
     let (Some(run), Some(_)) = (&candidate.run, scope.run_is_alive()) else {
-        return Ok(false);
+        return Ok(None);
     };
     let said = scopes.alive.get(&(scope.id(), run.clone())).copied();
-    let alive = said.flatten().unwrap_or(true);
+    let Some(alive) = said.flatten() else {
+        return Ok(Some(Run::Alive));
+    };
     let digest = digest::scope_run_digest(scope.name(), run);
     let runs = Runs::open(Mode::Write)?;
+    let finished_at = candidate.at.finished_at;
+    let holds = |row: &RunRow| row.ended_at.is_some_and(|at| at >= finished_at);
     let known = runs.find(&digest, Snapshot::Now);
-    if alive == known.is_none() {
+    let is_written = match (alive, &known) {
+        (true, None) => true,
+        (false, Some(row)) => holds(row),
+        (true, Some(_)) | (false, None) => false,
+    };
+    if is_written {
         runs.close();
-        return Ok(alive);
+        return Ok(alive.then_some(Run::Alive));
     }
     let Some(_kept) = KeyLock::try_acquire_upkeep(&digest) else {
         runs.close();
-        return Ok(true);
+        return Ok(Some(Run::Alive));
     };
     let now = server::now();
+    let over = RunRow {
+        begun_at: now,
+        seen_at: now,
+        ended_at: Some(now),
+        owner: scope.owner(),
+        scope_id: Some(scope.id()),
+        is_silent: false,
+        longest_pause: Span::from_s(1),
+        run: run.clone(),
+        label: None,
+    };
     match (alive, runs.find(&digest, Snapshot::Now)) {
-        // A failure says nothing; only a run that lives again is forgotten.
-        (true, Some(_)) if said.flatten() == Some(true) => runs.remove(&digest)?,
-        (false, None) => runs.insert(
-            &digest,
-            &RunRow {
-                begun_at: now,
-                seen_at: now,
-                ended_at: Some(now),
-                owner: scope.owner(),
-                scope_id: Some(scope.id()),
-                is_silent: false,
-                longest_pause: Span::from_s(1),
-                run: run.clone(),
-                label: None,
-            },
-        )?,
-        (true, _) | (false, Some(_)) => {}
+        (true, Some(_)) => runs.remove(&digest)?,
+        (false, None) => runs.insert(&digest, &over)?,
+        (false, Some(row)) if !holds(&row) => runs.replace(&digest, &over)?,
+        (true, None) | (false, Some(_)) => {}
     }
     runs.keep();
-    Ok(true)
+    Ok(Some(Run::Alive))
 }

@@ -77,7 +77,8 @@ pub fn probe(
 ) -> Result<Record, Error> {
     let record = match outcome::find(&tables.outcome, &key.digest, snapshot) {
         Some(mut row) => {
-            row.finished.run = runs::standing(row.run.as_deref(), scope, snapshot)?;
+            let finished_at = row.finished.finished_at;
+            row.finished.run = runs::standing(row.run.as_deref(), finished_at, scope, snapshot)?;
             Record::Finished(row)
         }
         None => match claim::find(&tables.claim, &key.digest, snapshot) {

@@ -15,8 +15,13 @@ use idempotency_core::digest;
 use idempotency_core::time::{Instant, Span};
 use idempotency_core::window::{self, Issued, Run};
 
-/// What the run of a key says about its window, for a key of this scope.
-pub fn standing(run: Option<&str>, scope: &Scope, snapshot: Snapshot) -> Result<Run, Error> {
+/// What the run of a key says about its window, for a key of this scope that was finished then.
+pub fn standing(
+    run: Option<&str>,
+    finished_at: Instant,
+    scope: &Scope,
+    snapshot: Snapshot,
+) -> Result<Run, Error> {
     let (Some(run), Some(_)) = (run, scope.window()) else {
         return Ok(Run::None);
     };
@@ -30,8 +35,9 @@ pub fn standing(run: Option<&str>, scope: &Scope, snapshot: Snapshot) -> Result<
     let row = runs.find(&digest, snapshot);
     runs.close();
     Ok(match row {
+        // Sweeps alone ask the predicate: until one has seen, since the key was finished, that the run is over, it stays.
+        Some(row) if asks_predicate && row.ended_at.is_none_or(|at| at < finished_at) => Run::Alive,
         Some(row) => row.standing(server::now()),
-        // Sweeps alone ask the predicate: until one has seen that the run is over, its keys stay.
         None if asks_predicate => Run::Alive,
         None => Run::None,
     })
@@ -55,45 +61,24 @@ pub fn issued(at: Instant, run: Option<&str>, scope: &Scope) -> Result<Issued, E
         }))
 }
 
-/// A key of this run was claimed, finished or renewed: a sign of life, recorded at intervals. Never waits, and a sign
-/// that is lost because another transaction is recording one is lost to that one.
+/// A key of this run was claimed, finished or renewed: a sign of life, recorded at intervals, in a row of its own. It
+/// takes no lock: it would be held to the end of this transaction, however long that is, and its rollback would take
+/// along what others had left to it.
 pub fn sign_of_life(run: Option<&str>, scope: &Scope) -> Result<(), Error> {
     let (Some(run), None) = (run, scope.run_is_alive()) else {
         return Ok(());
     };
     let digest = digest::run_digest(run);
-    if !is_due(&digest)? || open_claims::room() == 0 {
-        return Ok(());
-    }
-    let Some(lock) = KeyLock::try_acquire_upkeep(&digest) else {
-        return Ok(());
-    };
-    let runs = Runs::open(Mode::Write)?;
-    let now = server::now();
-    match runs.find(&digest, Snapshot::Now) {
-        Some(row) if lives(&row, now) && sign_due(&row, now) => {
-            let seen = RunRow {
-                seen_at: now,
-                ..row
-            };
-            runs.replace(&digest, &seen)?;
-            runs.keep();
-            open_claims::add_lock(digest);
-        }
-        Some(_) | None => {
-            runs.close();
-            lock.release();
-        }
-    }
-    Ok(())
-}
-
-fn is_due(digest: &[u8; 16]) -> Result<bool, Error> {
     let runs = Runs::open(Mode::Read)?;
-    let row = runs.find(digest, Snapshot::Now);
+    let row = runs.find(&digest, Snapshot::Now);
     runs.close();
     let now = server::now();
-    Ok(row.is_some_and(|row| lives(&row, now) && sign_due(&row, now)))
+    if row.is_some_and(|row| lives(&row, now) && sign_due(&row, now)) {
+        let runs = Runs::open(Mode::Write)?;
+        runs.sign(&digest, now)?;
+        runs.keep();
+    }
+    Ok(())
 }
 
 fn lives(row: &RunRow, now: Instant) -> bool {
@@ -156,25 +141,24 @@ pub fn begin(run: &str, longest_pause: Span, label: Option<String>) -> Result<In
 
 /// A sign of life; gives back when the run will be over.
 pub fn touch(run: &str) -> Result<Instant, Error> {
-    let (runs, digest, row) = own(run)?;
+    let runs = Runs::open(Mode::Write)?;
+    let digest = digest::run_digest(run);
+    let row = own(run, runs.find(&digest, Snapshot::Now))?;
     let now = server::now();
     if !lives(&row, now) {
         return Err(Error::RunOver {
             run: run.to_owned(),
         });
     }
-    let row = RunRow {
-        seen_at: now,
-        ..row
-    };
-    runs.replace(&digest, &row)?;
+    runs.sign(&digest, now)?;
     runs.keep();
-    Ok(row.over_at())
+    Ok(window::run_over_at(now, row.longest_pause))
 }
 
 /// The run is over; again is the same as once.
 pub fn end(run: &str) -> Result<(), Error> {
-    let (runs, digest, row) = own(run)?;
+    let (runs, digest) = enter(run)?;
+    let row = own(run, runs.find(&digest, Snapshot::Now))?;
     if row.ended_at.is_none() {
         let now = server::now();
         let silent = !lives(&row, now);
@@ -201,14 +185,11 @@ fn enter(run: &str) -> Result<(Runs, [u8; 16]), Error> {
     Ok((runs, digest))
 }
 
-/// The same of a run that the caller has begun.
-fn own(run: &str) -> Result<(Runs, [u8; 16], RunRow), Error> {
-    let (runs, digest) = enter(run)?;
+/// The run, if the caller has begun it.
+fn own(run: &str, row: Option<RunRow>) -> Result<RunRow, Error> {
     let role = identity::current_role();
-    match runs.find(&digest, Snapshot::Now) {
-        Some(row) if identity::has_rights_of(role, row.owner) => Ok((runs, digest, row)),
-        Some(_) | None => Err(Error::NoSuchRun {
+    row.filter(|row| identity::has_rights_of(role, row.owner))
+        .ok_or_else(|| Error::NoSuchRun {
             run: run.to_owned(),
-        }),
-    }
+        })
 }

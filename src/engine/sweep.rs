@@ -18,41 +18,64 @@ use crate::policy;
 use crate::stats::{self, Counter};
 use crate::store::outcome::OutcomeRow;
 use crate::store::run::{RunRow, Runs};
-use crate::store::{KeyTables, Stands, claim, event, scope};
+use crate::store::{KeyTables, Stands, claim, event, outcome};
 use idempotency_core::decide::{
     self, FinishedKey, FinishedState, OpenKey, OpenState, Prior, Sweep,
 };
 use idempotency_core::digest;
-use idempotency_core::time::{Instant, Span};
+use idempotency_core::time::Instant;
 use idempotency_core::window::Run;
 use std::cell::RefCell;
 
 use super::record::LEASE_EXPIRED;
 
-/// Where a pass over a database stands. A pass ends when everything was visited once.
-#[derive(Clone, Debug, Default)]
+/// Where a pass over a database stands. A pass ends when each stage was done once, from whichever it began with.
+#[derive(Clone, Debug)]
 pub struct Pass {
     stage: Stage,
+    /// Stages that are still to be done, this one included.
+    left: usize,
+    /// Leases and runs that come after these digests.
+    leases_from: [u8; 16],
+    runs_from: [u8; 16],
+    scopes: Box<Scopes>,
     /// Prune from the first outcome of each scope, and not from where the last pass came.
     from_start: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Leases that ended, from after this digest.
-    Leases([u8; 16]),
+    /// Leases that ended.
+    Leases,
     /// Outcomes and tombstones.
-    Outcomes(Box<Scopes>),
-    /// Runs that fell silent or are long over, from after this digest.
-    Runs([u8; 16]),
+    Outcomes,
+    /// Runs: their signs of life, those that fell silent, those that are long over.
+    Runs,
     /// Events that are kept no longer.
     Events,
 }
 
-impl Default for Stage {
-    fn default() -> Stage {
-        Stage::Leases([0; 16])
+const STAGES: [Stage; 4] = [Stage::Leases, Stage::Outcomes, Stage::Runs, Stage::Events];
+
+impl Default for Pass {
+    fn default() -> Pass {
+        Pass {
+            stage: Stage::Leases,
+            left: STAGES.len(),
+            leases_from: [0; 16],
+            runs_from: [0; 16],
+            scopes: Box::default(),
+            from_start: false,
+        }
     }
+}
+
+/// Where the worker's next visit goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    pub stage: usize,
+    pub leases_from: [u8; 16],
+    pub runs_from: [u8; 16],
 }
 
 impl Pass {
@@ -61,6 +84,26 @@ impl Pass {
         Pass {
             from_start: true,
             ..Pass::default()
+        }
+    }
+
+    /// A visit of the worker's; the predicates of `not_asked` are not asked.
+    pub fn from_place(place: &Place, not_asked: &[i32]) -> Pass {
+        Pass {
+            stage: STAGES[place.stage % STAGES.len()],
+            leases_from: place.leases_from,
+            runs_from: place.runs_from,
+            scopes: Box::new(Scopes::not_asking(not_asked)),
+            ..Pass::default()
+        }
+    }
+
+    /// Where to go on after a visit that ran out of time: with the next stage, so that none takes all the time for ever.
+    pub fn next_place(&self) -> Place {
+        Place {
+            stage: (self.stage as usize + 1) % STAGES.len(),
+            leases_from: self.leases_from,
+            runs_from: self.runs_from,
         }
     }
 }
@@ -168,6 +211,11 @@ pub enum Did {
 type Change<'a> = &'a dyn Fn(&[u8; 16]) -> Result<bool, Error>;
 
 impl Batch {
+    /// Whether there was anything to do.
+    pub fn did_something(&self) -> bool {
+        self.handled > 0
+    }
+
     /// Something could not be done.
     pub(super) fn skip(&mut self, why: String) {
         self.skipped += 1;
@@ -213,26 +261,23 @@ impl Batch {
 fn step(pass: &mut Pass, terms: &Terms<'_>) -> Result<Batch, Error> {
     let mut batch = Batch::default();
     loop {
-        let next = match &mut pass.stage {
-            Stage::Leases(from) => {
-                let done = end_leases(from, terms, &mut batch)?;
-                done.then(|| Stage::Outcomes(Box::default()))
+        let done = match pass.stage {
+            Stage::Leases => end_leases(&mut pass.leases_from, terms, &mut batch)?,
+            Stage::Outcomes => prune::turn(&mut pass.scopes, terms, &mut batch)?,
+            Stage::Runs => end_runs(&mut pass.runs_from, terms, &mut batch)?,
+            Stage::Events => prune_events(terms, &mut batch)?,
+        };
+        if done {
+            match pass.stage {
+                Stage::Leases => pass.leases_from = [0; 16],
+                Stage::Runs => pass.runs_from = [0; 16],
+                Stage::Outcomes | Stage::Events => {}
             }
-            Stage::Outcomes(scopes) => {
-                let done = prune::turn(scopes, terms, &mut batch)?;
-                done.then_some(Stage::Runs([0; 16]))
-            }
-            Stage::Runs(from) => {
-                let done = end_runs(from, terms, &mut batch)?;
-                done.then_some(Stage::Events)
-            }
-            Stage::Events if prune_events(terms, &mut batch)? => {
+            pass.left -= 1;
+            if pass.left == 0 {
                 return Ok(batch);
             }
-            Stage::Events => None,
-        };
-        if let Some(next) = next {
-            pass.stage = next;
+            pass.stage = STAGES[(pass.stage as usize + 1) % STAGES.len()];
         }
         if batch.handled > 0 || batch.is_full || (terms.is_over)() {
             batch.more = true;
@@ -340,61 +385,65 @@ fn end_lease(tables: &KeyTables, digest: &[u8; 16], now: Instant) -> Result<bool
     Ok(true)
 }
 
-/// How long a run is kept after the last window that it could add to: pruning may lag behind.
+/// How long a run is kept after its end at least: a key of it may still be in flight.
 const RUN_SLACK_US: i64 = 86_400_000_000;
 
-/// Marks runs that gave no sign of life, and removes those that no outcome needs any more. Whether all were visited.
+/// Takes in the signs of life of runs, marks those that gave none, and removes those that no outcome names any more.
+/// Whether all were visited.
 fn end_runs(from: &mut [u8; 16], terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
     let runs = Runs::open(Mode::Write)?;
     let page = runs.page(*from, terms.limit);
     let at_end = page.len() < terms.limit;
-    let mut windows = Vec::new();
-    for id in scope::ids()? {
-        windows.extend(policy::by_id(id)?.and_then(|scope| Some((id, scope.window()?))));
-    }
-    let mut visited_all = true;
     for (digest, row) in page {
         server::check_for_interrupts();
-        *from = digest;
-        let now = server::now();
-        if run_is_due(&row, &windows, now)
-            && let Some(lock) = KeyLock::try_acquire_upkeep(&digest)
-        {
-            match runs.find(&digest, Snapshot::Now) {
-                Some(row) if run_is_due(&row, &windows, now) => {
-                    batch.handled += 1;
-                    open_claims::add_lock(digest);
-                    end_run(&runs, &digest, row)?;
-                }
-                Some(_) | None => lock.release(),
-            }
-        }
         if (terms.is_over)() {
-            visited_all = false;
-            break;
+            runs.keep();
+            return Ok(false);
+        }
+        *from = digest;
+        if !run_is_due(&runs, terms.tables, &digest, &row)? {
+            continue;
+        }
+        let Some(lock) = KeyLock::try_acquire_upkeep(&digest) else {
+            continue;
+        };
+        match runs.find(&digest, Snapshot::Now) {
+            Some(row) if run_is_due(&runs, terms.tables, &digest, &row)? => {
+                batch.handled += 1;
+                open_claims::add_lock(digest);
+                end_run(&runs, &digest, row)?;
+            }
+            Some(_) | None => lock.release(),
         }
     }
     runs.keep();
-    Ok(at_end && visited_all)
+    Ok(at_end)
 }
 
-/// Whether a run is to be marked or removed.
-fn run_is_due(row: &RunRow, windows: &[(i32, Span)], now: Instant) -> bool {
-    let Some(ended_at) = row.ended_at else {
-        return row.standing(now) != Run::Alive;
-    };
-    let longest = windows
-        .iter()
-        .filter(|(id, _)| row.scope_id.is_none_or(|of| of == *id))
-        .map(|(_, window)| window.us())
-        .max()
-        .unwrap_or(0);
-    now.since(ended_at) > longest.saturating_add(RUN_SLACK_US)
+/// Whether something is to be done about a run.
+fn run_is_due(
+    runs: &Runs,
+    tables: &KeyTables,
+    digest: &[u8; 16],
+    row: &RunRow,
+) -> Result<bool, Error> {
+    let now = server::now();
+    match row.ended_at {
+        Some(ended_at) => {
+            Ok(now.since(ended_at) > RUN_SLACK_US
+                && !outcome::any_of_run(&tables.outcome, &row.run))
+        }
+        None => Ok(row.standing(now) != Run::Alive || runs.any_sign(digest)),
+    }
 }
 
 fn end_run(runs: &Runs, digest: &[u8; 16], row: RunRow) -> Result<(), Error> {
     if row.ended_at.is_some() {
         return runs.remove(digest);
+    }
+    runs.remove_signs(digest)?;
+    if row.standing(server::now()) == Run::Alive {
+        return runs.replace(digest, &row);
     }
     let silent = RunRow {
         ended_at: Some(row.over_at()),

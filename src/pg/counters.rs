@@ -209,8 +209,15 @@ pub fn reset(scope_id: i32) {
     }
 }
 
+/// What of one place is not written down yet: a scope may have two.
+pub struct Unwritten {
+    pub scope_id: i32,
+    pub counts: Counts,
+    place: &'static Counted,
+}
+
 /// What was counted of each scope since the worker last said that it has written it down.
-pub fn unwritten() -> Vec<(i32, Counts)> {
+pub fn unwritten() -> Vec<Unwritten> {
     let mut found = Vec::new();
     for (scope_id, place) in of_this_database() {
         let mut counts = place.counts();
@@ -220,21 +227,25 @@ pub fn unwritten() -> Vec<(i32, Counts)> {
         for (number, cell) in counts.histogram.iter_mut().zip(&place.histogram_written) {
             *number = number.saturating_sub(cell.load(Ordering::Relaxed));
         }
-        found.push((scope_id, counts));
+        found.push(Unwritten {
+            scope_id,
+            counts,
+            place,
+        });
     }
     found
 }
 
-/// The worker has written this much.
-pub fn note_written(scope_id: i32, counts: &Counts) {
-    let Some((_, place)) = of_this_database().find(|(id, _)| *id == scope_id) else {
-        return;
-    };
-    for (cell, more) in place.written.iter().zip(counts.counters) {
-        cell.fetch_add(more, Ordering::Relaxed);
-    }
-    for (cell, more) in place.histogram_written.iter().zip(counts.histogram) {
-        cell.fetch_add(more, Ordering::Relaxed);
+impl Unwritten {
+    /// The worker has written this much.
+    pub fn note_written(&self) {
+        for (cell, more) in self.place.written.iter().zip(self.counts.counters) {
+            cell.fetch_add(more, Ordering::Relaxed);
+        }
+        let histogram = self.place.histogram_written.iter();
+        for (cell, more) in histogram.zip(self.counts.histogram) {
+            cell.fetch_add(more, Ordering::Relaxed);
+        }
     }
 }
 

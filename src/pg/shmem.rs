@@ -14,6 +14,8 @@ pub const WAKE_PARTITIONS: usize = 64;
 /// Databases whose last sweep is remembered.
 pub const DATABASES_MAX: usize = 64;
 const ERROR_BYTES_MAX: usize = 256;
+/// Scopes of a database whose predicates are not asked.
+const BANNED_MAX: usize = 8;
 
 /// Plain data in shared memory. Each field names what protects it.
 #[repr(C)]
@@ -40,6 +42,13 @@ struct SweptDatabase {
     outcomes_pruned: AtomicU64,
     /// 1 where the visit ended before all was done.
     more: AtomicU32,
+    /// Where the next visit goes on: the stage, and two digests in halves. The one worker of this database uses them.
+    stage: AtomicU32,
+    digests: [AtomicU64; 4],
+    /// One more than the scope whose predicate is being asked; 0 while none is.
+    asking: AtomicI64,
+    /// Scopes whose predicate has ended a worker, each one more than its id, and until when they are not asked.
+    banned: [(AtomicI64, AtomicI64); BANNED_MAX],
     /// Bytes of the last error; written by the one worker of this database.
     error_bytes: AtomicU32,
     error: [std::sync::atomic::AtomicU8; ERROR_BYTES_MAX],
@@ -220,6 +229,67 @@ pub fn report_sweep(swept: &Swept) {
 /// The last visit to the current database.
 pub fn last_sweep() -> Option<Swept> {
     place_of(server::database(), false).map(swept)
+}
+
+/// Where the worker's next visit to the current database goes on: the stage and two digests.
+pub fn place() -> (usize, [u8; 16], [u8; 16]) {
+    let Some(place) = place_of(server::database(), true) else {
+        return (0, [0; 16], [0; 16]);
+    };
+    let half = |at: usize| place.digests[at].load(Ordering::Relaxed).to_be_bytes();
+    let digest = |at: usize| {
+        let mut digest = [0; 16];
+        digest[..8].copy_from_slice(&half(at));
+        digest[8..].copy_from_slice(&half(at + 1));
+        digest
+    };
+    let stage = place.stage.load(Ordering::Relaxed) as usize;
+    (stage, digest(0), digest(2))
+}
+
+/// Remembers where the next visit goes on.
+pub fn set_place(stage: usize, digests: [[u8; 16]; 2]) {
+    let Some(place) = place_of(server::database(), true) else {
+        return;
+    };
+    let halves = digests.iter().flat_map(|digest| digest.chunks_exact(8));
+    for (cell, half) in place.digests.iter().zip(halves) {
+        let half = <[u8; 8]>::try_from(half).unwrap_or_default();
+        cell.store(u64::from_be_bytes(half), Ordering::Relaxed);
+    }
+    place
+        .stage
+        .store(u32::try_from(stage).unwrap_or(0), Ordering::Relaxed);
+}
+
+/// A predicate of this scope is being asked by the worker, or none any more.
+pub fn note_asking(scope_id: Option<i32>) {
+    if let Some(place) = place_of(server::database(), true) {
+        let mark = scope_id.map_or(0, |id| i64::from(id) + 1);
+        place.asking.store(mark, Ordering::Relaxed);
+    }
+}
+
+/// The scopes whose predicates are not to be asked now. Where a worker ended while it asked one, that one joins them
+/// until then.
+pub fn banned(now: Instant, until: Instant) -> Vec<i32> {
+    let Some(place) = place_of(server::database(), true) else {
+        return Vec::new();
+    };
+    let asked = place.asking.swap(0, Ordering::Relaxed);
+    let is_over = |end: &AtomicI64| end.load(Ordering::Relaxed) <= now.0;
+    if asked != 0 {
+        let free = place.banned.iter().find(|(_, end)| is_over(end));
+        let (scope, end) = free.unwrap_or(&place.banned[0]);
+        scope.store(asked, Ordering::Relaxed);
+        end.store(until.0, Ordering::Relaxed);
+    }
+    place
+        .banned
+        .iter()
+        .filter(|(_, end)| !is_over(end))
+        .filter_map(|(scope, _)| i32::try_from(scope.load(Ordering::Relaxed) - 1).ok())
+        .collect()
 }
 
 /// Whether the last visit to this database ended before all was done.

@@ -49,8 +49,7 @@ pub fn add(scope_id: i32, counts: &Counts, now: Instant) -> Result<(), Error> {
     ];
     spi::run(ACTIVITY, parameters, Kind::Write, |_| ());
     let until = Instant(now.0.saturating_sub(guc::event_retention().us()));
-    let parameters = vec![Parameter::int4(scope_id), at(until)];
-    spi::run(ACTIVITY_PRUNED, parameters, Kind::Write, |_| ());
+    spi::run(ACTIVITY_PRUNED, vec![at(until)], Kind::Write, |_| ());
     Ok(())
 }
 
@@ -72,14 +71,14 @@ const OBSERVED: &std::ffi::CStr =
 const ACTIVITY: &std::ffi::CStr =
     c"INSERT INTO idempotency.activity AS a (scope_id, hour, claims, executes, replays, pruned)
       VALUES ($1, pg_catalog.date_trunc('hour', $2, 'UTC'), $3, $4, $5, $6)
-      ON CONFLICT (scope_id, hour) DO UPDATE SET
+      ON CONFLICT (hour, scope_id) DO UPDATE SET
           claims = a.claims OPERATOR(pg_catalog.+) EXCLUDED.claims,
           executes = a.executes OPERATOR(pg_catalog.+) EXCLUDED.executes,
           replays = a.replays OPERATOR(pg_catalog.+) EXCLUDED.replays,
           pruned = a.pruned OPERATOR(pg_catalog.+) EXCLUDED.pruned";
 
-const ACTIVITY_PRUNED: &std::ffi::CStr = c"DELETE FROM idempotency.activity
-       WHERE scope_id OPERATOR(pg_catalog.=) $1 AND hour OPERATOR(pg_catalog.<) $2";
+const ACTIVITY_PRUNED: &std::ffi::CStr =
+    c"DELETE FROM idempotency.activity WHERE hour OPERATOR(pg_catalog.<) $1";
 
 /// Forgets what was observed of a scope. Call as the tables' owner.
 pub fn forget(scope_id: i32) {

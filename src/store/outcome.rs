@@ -53,6 +53,7 @@ const CLAIMED_BY: usize = 13;
 const PRIOR_REASON: usize = 14;
 const PAYLOAD: usize = 15;
 
+const BY_RUN: &CStr = c"outcome_run_index";
 const BY_AGE: &CStr = c"outcome_scope_id_finished_at_index";
 
 /// A row.
@@ -144,6 +145,18 @@ pub fn finished_until(
         ControlFlow::Continue(())
     });
     found
+}
+
+/// Whether an outcome names this run.
+pub fn any_of_run(table: &Table, run: &str) -> bool {
+    let of_run = Access::Ordered {
+        index: BY_RUN,
+        conditions: &[(RUN, Compare::Equal, run.into())],
+        direction: Direction::Forward,
+    };
+    table
+        .scan(&of_run, Snapshot::Now, |_| ControlFlow::Break(()))
+        .is_some()
 }
 
 /// Whether the scope has a row.

@@ -1,13 +1,16 @@
-//! `idempotency.run`: runs that somebody has begun, and runs that a scope's `run_is_alive` found to be over.
+//! `idempotency.run` and `run_sign`: runs that somebody has begun, with their signs of life, and runs that a scope's
+//! `run_is_alive` found to be over.
 
 use super::DIGEST;
 use crate::error::Error;
-use crate::pg::table::{Access, Definition, Mode, Row, Snapshot, Table, Type};
+use crate::pg::server;
+use crate::pg::table::{Access, Compare, Definition, Direction, Mode, Row, Snapshot, Table, Type};
 use crate::pg::table_write::Assignments;
 use crate::pg::value::Value;
 use idempotency_core::time::{Instant, Span};
 use idempotency_core::window::{self, Run};
 use pgrx::pg_sys::Oid;
+use std::ffi::CStr;
 use std::ops::ControlFlow;
 
 static DEFINITION: Definition = Definition {
@@ -28,7 +31,21 @@ static DEFINITION: Definition = Definition {
     ],
 };
 
-/// A row.
+static SIGN: Definition = Definition {
+    slot: 10,
+    name: "run_sign",
+    c_name: c"run_sign",
+    columns: &[
+        (c"digest", Type::Uuid),
+        (c"seen_at", Type::Timestamp),
+        (c"pid", Type::Int4),
+    ],
+};
+
+const SIGN_SEEN_AT: usize = 1;
+const SIGN_BY_TIME: &CStr = c"run_sign_digest_seen_at_pid_pkey";
+
+/// A row, its signs of life taken in.
 #[derive(Clone, Debug)]
 pub struct RunRow {
     pub begun_at: Instant,
@@ -56,55 +73,106 @@ impl RunRow {
     }
 }
 
-/// The table, open.
-pub struct Runs(Table);
+/// Both tables, open.
+pub struct Runs {
+    runs: Table,
+    signs: Table,
+}
 
 impl Runs {
     pub fn open(mode: Mode) -> Result<Runs, Error> {
-        Table::open(&DEFINITION, mode).map(Runs)
+        Ok(Runs {
+            runs: Table::open(&DEFINITION, mode)?,
+            signs: Table::open(&SIGN, mode)?,
+        })
     }
 
     pub fn close(self) {
-        self.0.close();
+        self.runs.close();
+        self.signs.close();
     }
 
     pub fn keep(self) {
-        self.0.keep();
+        self.runs.keep();
+        self.signs.keep();
     }
 
     /// The row of this digest.
     pub fn find(&self, digest: &[u8; 16], snapshot: Snapshot) -> Option<RunRow> {
-        super::find(&self.0, digest, snapshot, read)
+        let row = super::find(&self.runs, digest, snapshot, read)?;
+        Some(self.with_signs(digest, row, snapshot))
+    }
+
+    fn with_signs(&self, digest: &[u8; 16], row: RunRow, snapshot: Snapshot) -> RunRow {
+        let newest_first = Access::Ordered {
+            index: SIGN_BY_TIME,
+            conditions: &[(DIGEST, Compare::Equal, Value::Uuid(*digest))],
+            direction: Direction::Backward,
+        };
+        let sign = self.signs.scan(&newest_first, snapshot, |sign| {
+            ControlFlow::Break(sign.instant(SIGN_SEEN_AT))
+        });
+        RunRow {
+            seen_at: sign.flatten().map_or(row.seen_at, |at| at.max(row.seen_at)),
+            ..row
+        }
     }
 
     pub fn insert(&self, digest: &[u8; 16], row: &RunRow) -> Result<(), Error> {
-        self.0.insert(write(digest, row))
+        self.runs.insert(write(digest, row))
     }
 
     /// Writes over the row of this digest.
     pub fn replace(&self, digest: &[u8; 16], row: &RunRow) -> Result<(), Error> {
-        super::replace(&self.0, digest, write(digest, row))
+        super::replace(&self.runs, digest, write(digest, row))
     }
 
     pub fn remove(&self, digest: &[u8; 16]) -> Result<(), Error> {
-        super::remove(&self.0, digest)
+        super::remove(&self.runs, digest)?;
+        self.remove_signs(digest)
+    }
+
+    /// Records a sign of life. Waits for nobody, and nobody waits for it.
+    pub fn sign(&self, digest: &[u8; 16], now: Instant) -> Result<(), Error> {
+        self.signs.insert(vec![
+            (DIGEST, Value::Uuid(*digest)),
+            (SIGN_SEEN_AT, now.into()),
+            (2, server::backend_pid().into()),
+        ])
+    }
+
+    /// Removes the signs of a run that can be seen now: those that its row has taken in.
+    pub fn remove_signs(&self, digest: &[u8; 16]) -> Result<(), Error> {
+        let of_run = Access::PrimaryKey(&[(DIGEST, Value::Uuid(*digest))]);
+        let failed = self.signs.scan(&of_run, Snapshot::Now, |sign| {
+            match self.signs.delete(sign) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => ControlFlow::Break(error),
+            }
+        });
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Whether a run has signs that its row has not taken in.
+    pub fn any_sign(&self, digest: &[u8; 16]) -> bool {
+        let of_run = Access::PrimaryKey(&[(DIGEST, Value::Uuid(*digest))]);
+        self.signs
+            .scan(&of_run, Snapshot::Now, |_| ControlFlow::Break(()))
+            .is_some()
     }
 
     /// Rows in digest order from after `from`, at most `limit` of them.
     pub fn page(&self, from: [u8; 16], limit: usize) -> Vec<([u8; 16], RunRow)> {
         let mut page = Vec::new();
-        self.0.scan(
-            &Access::AfterPrimaryKey(DIGEST, from),
-            Snapshot::Now,
-            |row| {
-                page.push((row.uuid(DIGEST), read(row)));
-                if page.len() >= limit {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            },
-        );
+        let access = Access::AfterPrimaryKey(DIGEST, from);
+        self.runs.scan(&access, Snapshot::Now, |row| {
+            page.push((row.uuid(DIGEST), read(row)));
+            if page.len() >= limit {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
         page
     }
 }

@@ -269,6 +269,11 @@ pub fn ensure_default_row() -> Result<(), Error> {
 
 /// Sets one policy of a scope that has a row.
 pub fn set(id: i32, setting: Setting, value: SettingValue) -> Result<(), Error> {
+    if setting == Setting::RunIsAlive {
+        // What another function has said of runs is not what this one says.
+        let text = c"DELETE FROM idempotency.run WHERE scope_id OPERATOR(pg_catalog.=) $1";
+        execute(text, vec![Parameter::int4(id)])?;
+    }
     let text = match setting {
         Setting::DedupWindow => {
             c"UPDATE idempotency.scope SET dedup_window = $2::pg_catalog.interval WHERE id OPERATOR(pg_catalog.=) $1"

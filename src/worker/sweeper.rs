@@ -5,10 +5,10 @@
 use crate::background_worker;
 use crate::engine::key::ScopedKey;
 use crate::engine::reconcile::{self, Due};
-use crate::engine::sweep::{self, Pass};
+use crate::engine::sweep::{self, Pass, Place};
 use crate::guc;
 use crate::pg::bgworker;
-use crate::pg::counters;
+use crate::pg::counters::{self, Unwritten};
 use crate::pg::identity;
 use crate::pg::latch;
 use crate::pg::server;
@@ -24,6 +24,8 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Longest sweep of a visit. PostgreSQL waits 5 s for others before it gives a DROP DATABASE up.
 const SWEEP_US_MAX: i64 = 1_000_000;
+/// How long a predicate that has ended a worker is not asked.
+const BAN_US: i64 = 600_000_000;
 /// Longest rest between two batches.
 const REST_MS_MAX: i64 = 200;
 /// After this much of a visit no more reconcilers are asked, but for one in each visit.
@@ -32,8 +34,10 @@ const VISIT_US_MAX: i64 = 1_500_000;
 const RECONCILE_MS_MAX: i32 = 2_000;
 /// Longest that one scope's reconciler is asked in one visit, but for the read that takes it past this.
 const SCOPE_US_MAX: i64 = 300_000;
-/// Scopes that a notification names: a payload has 8,000 bytes at most.
+/// Scopes that a notification names at most.
 const ALERT_SCOPES_MAX: usize = 20;
+/// A payload of PostgreSQL's is shorter than this.
+const PAYLOAD_BYTES_MAX: usize = 8_000;
 /// Keys that are read from the table at a time.
 const DUE_PAGE: usize = 100;
 
@@ -63,7 +67,14 @@ fn visit() {
         more: false,
         error: None,
     };
-    let mut pass = Pass::default();
+    let banned = shmem::banned(begun_at, Instant(begun_at.0.saturating_add(BAN_US)));
+    let (stage, leases_from, runs_from) = shmem::place();
+    let place = Place {
+        stage,
+        leases_from,
+        runs_from,
+    };
+    let mut pass = Pass::from_place(&place, &banned);
     let mut expired_alive = BTreeMap::new();
     let deadline = Instant(swept.at.0.saturating_add(SWEEP_US_MAX));
     while server::now() < deadline {
@@ -83,13 +94,21 @@ fn visit() {
             // No extension here, or no longer a primary.
             Ok(None) => return,
             Ok(Some(batch)) => {
+                let did_something = batch.did_something();
                 swept.leases_ended += u64::from(batch.leases_ended);
                 swept.outcomes_pruned += u64::from(batch.outcomes_pruned);
                 swept.error = swept.error.take().or(batch.skipped_because);
                 for (scope, count) in batch.expired_alive {
                     *expired_alive.entry(scope).or_insert(0) += count;
                 }
-                swept.more = batch.more;
+                // What was only looked through can wait for the next round.
+                swept.more = batch.more && did_something;
+                let next = if batch.more {
+                    pass.next_place()
+                } else {
+                    Place::default()
+                };
+                shmem::set_place(next.stage, [next.leases_from, next.runs_from]);
                 if !batch.more {
                     break;
                 }
@@ -129,20 +148,19 @@ fn write_down() -> Result<(), String> {
             return Ok(written);
         }
         let now = server::now();
-        for (scope_id, counts) in counters::unwritten() {
+        for unwritten in counters::unwritten() {
+            let (scope_id, counts) = (unwritten.scope_id, &unwritten.counts);
             if policy::by_id(scope_id)?.is_none() {
                 counters::forget(scope_id);
             } else if counts.is_any() {
                 let owner = scope::tables_owner()?;
-                identity::restricted_as(owner, || observed::add(scope_id, &counts, now))?;
-                written.push((scope_id, counts));
+                identity::restricted_as(owner, || observed::add(scope_id, counts, now))?;
+                written.push(unwritten);
             }
         }
         Ok(written)
     })?;
-    for (scope_id, counts) in written {
-        counters::note_written(scope_id, &counts);
-    }
+    written.iter().for_each(Unwritten::note_written);
     Ok(())
 }
 
@@ -152,8 +170,15 @@ fn alert(expired_alive: &BTreeMap<String, u32>) -> Result<(), String> {
         return Ok(());
     };
     let count: u32 = expired_alive.values().sum();
-    let scopes: Vec<&String> = expired_alive.keys().take(ALERT_SCOPES_MAX).collect();
-    let payload = serde_json::json!({ "pruned_alive": count, "scopes": scopes }).to_string();
+    let payload = |names: usize| {
+        let scopes: Vec<&String> = expired_alive.keys().take(names).collect();
+        serde_json::json!({ "pruned_alive": count, "scopes": scopes }).to_string()
+    };
+    let payload = (0..=ALERT_SCOPES_MAX)
+        .rev()
+        .map(payload)
+        .find(|payload| payload.len() < PAYLOAD_BYTES_MAX)
+        .unwrap_or_default();
     bgworker::transaction(c"notifying of expired keys", || {
         let text = c"SELECT pg_catalog.pg_notify($1, $2)";
         let parameters = vec![Parameter::text(&channel), Parameter::text(&payload)];

@@ -6,7 +6,7 @@ SET statement_timeout = '60s';
 SET client_min_messages = warning;
 TRUNCATE idempotency.claim, idempotency.outcome, idempotency.message, idempotency.event, idempotency.failure_kind,
     idempotency.scope, idempotency.scope_grant, idempotency.args_rule, idempotency.tombstone, idempotency.run,
-    idempotency.prune_progress, idempotency.observed, idempotency.activity;
+    idempotency.run_sign,    idempotency.prune_progress, idempotency.observed, idempotency.activity;
 DROP SCHEMA IF EXISTS test CASCADE;
 CREATE SCHEMA test;
 GRANT USAGE ON SCHEMA test TO PUBLIC;
