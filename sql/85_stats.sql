@@ -127,9 +127,9 @@ COMMENT ON FUNCTION @extschema@.idem_stats_reset(pg_catalog.text) IS
 -- were claimed without run =>: nothing keeps them while the run lives.
 CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
     WITH scopes AS (
-        SELECT s.id, s.name, s.hard_limit, s.guard FROM idempotency.scope AS s
+        SELECT s.id, s.name, s.hard_limit, s.guard, s.run_is_alive FROM idempotency.scope AS s
         UNION ALL
-        SELECT 0, 'default', NULL, NULL WHERE NOT EXISTS (SELECT FROM idempotency.scope AS s WHERE s.id OPERATOR(pg_catalog.=) 0)
+        SELECT 0, 'default', NULL, NULL, NULL WHERE NOT EXISTS (SELECT FROM idempotency.scope AS s WHERE s.id OPERATOR(pg_catalog.=) 0)
     ), runs AS MATERIALIZED (
         -- Those that were seen last: enough to judge by.
         SELECT i.run, i.longest_pause, i.begun_at, COALESCE(i.ended_at, o.over_at) AS over_at
@@ -150,24 +150,39 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
                         AND pg_catalog.isfinite(COALESCE(u.in_doubt_since, u.lease_expires_at, u.claimed_at))
                         AND u.state OPERATOR(pg_catalog.=) ANY (ARRAY['u', 'e']::pg_catalog."char"[]))) AS longest_unknown,
            (WITH keys AS MATERIALIZED (
-                SELECT k.key, k.finished_at
-                  FROM idempotency.outcome AS k
-                 WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
-                   AND EXISTS (SELECT FROM runs AS r WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window)
-                 ORDER BY k.finished_at DESC LIMIT 2000)
+                (SELECT k.key
+                   FROM idempotency.outcome AS k
+                  WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
+                    AND EXISTS (SELECT FROM runs AS r WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window)
+                  ORDER BY k.finished_at DESC LIMIT 2000)
+                UNION ALL
+                (SELECT k.key
+                   FROM idempotency.claim AS k
+                  WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
+                    AND EXISTS (SELECT FROM runs AS r WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window)
+                  LIMIT 2000))
             SELECT pg_catalog.max(r.longest_pause)
               FROM runs AS r
              WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window
                AND r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
                AND EXISTS (SELECT FROM keys AS k
-                            WHERE k.finished_at OPERATOR(pg_catalog.>=) r.begun_at
-                              AND pg_catalog.starts_with(k.key, r.run OPERATOR(pg_catalog.||) '/'))) AS unguarded_pause,
+                            WHERE pg_catalog.starts_with(k.key, r.run OPERATOR(pg_catalog.||) '/'))) AS unguarded_pause,
            (SELECT pg_catalog.max(r.longest_pause)
               FROM runs AS r
-             WHERE EXISTS (SELECT FROM idempotency.outcome AS k
-                            WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)
-                OR EXISTS (SELECT FROM idempotency.claim AS k
-                            WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)) AS guarded_pause,
+             WHERE r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+               AND (EXISTS (SELECT FROM idempotency.outcome AS k
+                             WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)
+                    OR EXISTS (SELECT FROM idempotency.claim AS k
+                                WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id))) AS guarded_pause,
+           -- Only where runs are begun at all: else a run is but a label.
+           (s.run_is_alive IS NULL AND EXISTS (SELECT FROM runs)
+            AND EXISTS (SELECT FROM (SELECT k.run
+                                       FROM idempotency.outcome AS k
+                                      WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NOT NULL
+                                        AND k.finished_at OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) '7 days'::pg_catalog.interval)
+                                      ORDER BY k.finished_at DESC LIMIT 2000) AS k
+                         WHERE NOT EXISTS (SELECT FROM idempotency.run AS r
+                                            WHERE r.run OPERATOR(pg_catalog.=) k.run AND r.scope_id IS NULL))) AS names_unbegun_run,
            (SELECT pg_catalog.max(LEAST(r.over_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) r.begun_at)
               FROM runs AS r
              WHERE EXISTS (SELECT FROM idempotency.outcome AS k
@@ -200,7 +215,7 @@ CREATE VIEW idempotency.advice WITH (security_barrier) AS
       FROM (SELECT e.scope, e.dedup_window, e.longest, e.reasons,
                    CASE WHEN e.longest IS NULL THEN NULL
                         WHEN e.longest OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog.<=) '48 hours'
-                        THEN pg_catalog.make_interval(hours => pg_catalog.ceil(pg_catalog.date_part('epoch', e.longest) OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog./) 3600 OPERATOR(pg_catalog.-) 0.01)::pg_catalog.int4)
+                        THEN pg_catalog.make_interval(hours => GREATEST(1, pg_catalog.ceil(pg_catalog.date_part('epoch', e.longest) OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog./) 3600 OPERATOR(pg_catalog.-) 0.01))::pg_catalog.int4)
                         ELSE pg_catalog.make_interval(days => pg_catalog.ceil(pg_catalog.date_part('epoch', e.longest) OPERATOR(pg_catalog.*) 2 OPERATOR(pg_catalog./) 86400 OPERATOR(pg_catalog.-) 0.01)::pg_catalog.int4)
                    END AS recommended,
                    CASE WHEN e.dedup_window IS NULL THEN 'ok'

@@ -126,6 +126,13 @@ BEGIN
           FROM idempotency.window_evidence AS w
          WHERE w.hard_limit < w.guarded_pause
         UNION ALL
+        SELECT 'notice', 'run_not_begun',
+               pg_catalog.format('scope %I: keys of the last days name a run that nobody has begun', w.scope),
+               'such a run keeps no keys: their window alone counts',
+               'call idem_run_begin(run, longest_pause) when a run begins, and when it goes on'
+          FROM idempotency.window_evidence AS w
+         WHERE w.names_unbegun_run
+        UNION ALL
         SELECT 'notice', 'no_window', pg_catalog.format('scope %I keeps its outcomes for ever', w.scope),
                'its table only grows; that is right where a key may be tried again at any time',
                pg_catalog.format('SELECT @extschema@.idem_scope_set(%L, keep_forever => false, dedup_window => ''1 year'');', w.scope)

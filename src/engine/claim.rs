@@ -283,6 +283,9 @@ fn claim_waiting(
 
 /// Counts an answer.
 fn count(scope: &Scope, answer: &Answer) {
+    if answer.word == Word::Mismatch {
+        return stats::count_at_once(scope.id(), Counter::Mismatches);
+    }
     stats::count(scope.id(), Counter::Claims);
     let counter = match answer.word {
         Word::Execute => Counter::Executes,
@@ -290,8 +293,7 @@ fn count(scope: &Scope, answer: &Answer) {
         Word::Replay => Counter::Replays,
         Word::Rejected => Counter::Rejections,
         Word::InProgress => Counter::InProgress,
-        Word::Mismatch => return stats::count_at_once(scope.id(), Counter::Mismatches),
-        Word::Expired | Word::Queued | Word::Escalated => return,
+        Word::Mismatch | Word::Expired | Word::Queued | Word::Escalated => return,
     };
     stats::count(scope.id(), counter);
 }

@@ -172,6 +172,46 @@ UPDATE regress_orchestrator.job SET state = 'waiting' WHERE id = 'waiting';
 CALL test.sweep();
 SELECT key, window_ends_at = 'infinity' AS kept FROM idempotency.records WHERE scope = 'p' ORDER BY key;
 ROLLBACK;
+-- What was said of a run before a key was finished says nothing of that key.
+BEGIN;
+INSERT INTO regress_orchestrator.job VALUES ('again', 'done');
+SELECT idem_once('before', 'SELECT to_jsonb(1)', scope => 'p', run => 'again');
+DO $$ BEGIN CALL test.age('before', '2 days', 'p'); END $$;
+CALL test.sweep();
+SELECT count(*) AS over FROM idempotency.run WHERE run = 'again';
+UPDATE idempotency.run SET ended_at = ended_at - interval '3 days' WHERE run = 'again';
+UPDATE regress_orchestrator.job SET state = 'waiting' WHERE id = 'again';
+SELECT idem_once('after', 'SELECT to_jsonb(1)', scope => 'p', run => 'again');
+DO $$ BEGIN CALL test.age('after', '2 days', 'p'); END $$;
+SELECT decision FROM idem_claim('after', scope => 'p', run => 'again');
+-- Seen over again: from now on.
+UPDATE regress_orchestrator.job SET state = 'done' WHERE id = 'again';
+CALL test.sweep();
+SELECT key, window_ends_at > clock_timestamp() + interval '23 hours' AS from_now FROM idempotency.records WHERE key IN ('before', 'after') ORDER BY key;
+-- Another function, or none: what this one said is forgotten.
+SELECT idem_scope_set('p', run_is_alive => 'regress_orchestrator.is_alive');
+SELECT count(*) AS over FROM idempotency.run WHERE run = 'again';
+ROLLBACK;
+-- A hard limit holds here, too, with its alert.
+BEGIN;
+SELECT idem_scope_set('p', hard_limit => '3 days');
+INSERT INTO regress_orchestrator.job VALUES ('long', 'waiting');
+SELECT idem_once('within', 'SELECT to_jsonb(1)', scope => 'p', run => 'long');
+SELECT idem_once('beyond', 'SELECT to_jsonb(1)', scope => 'p', run => 'long');
+DO $$ BEGIN CALL test.age('within', '2 days', 'p'); CALL test.age('beyond', '4 days', 'p'); END $$;
+CALL test.sweep();
+SELECT key FROM idempotency.records WHERE scope = 'p';
+SELECT kind, key, run FROM idempotency.events;
+ROLLBACK;
+
+-- A key in doubt that becomes a message stays with its run.
+BEGIN;
+SELECT idem_run_begin('doubtful', '10 days') IS NOT NULL AS begun;
+SELECT decision FROM idem_claim('in doubt', '1', lease => '1 minute', run => 'doubtful');
+CALL test.age('in doubt', '1 hour');
+SELECT decision, enqueued FROM idem_enqueue('in doubt', 'mail', '1');
+SELECT r.run, o.run AS of_message FROM idempotency.records AS r JOIN idempotency.outbox AS o USING (key);
+ROLLBACK;
 
 -- A predicate that is slow, gone, or somebody else's by now; one that claims, sweeps or sets: the keys stay, and nothing is left behind.
 CREATE FUNCTION regress_orchestrator.hostile(run text) RETURNS boolean LANGUAGE plpgsql AS $$

@@ -198,6 +198,11 @@ SELECT decision, reason FROM idem_claim('b', scope => 'w', run => 'agent', issue
 SELECT decision, reason FROM idem_claim('c', scope => 'w', run => 'agent', issued_at => clock_timestamp() - interval '4 days');
 SELECT decision, reason FROM idem_claim('d', scope => 'w', run => 'another', issued_at => clock_timestamp() - interval '2 days');
 ROLLBACK;
+-- A clock that is ahead.
+SELECT test.try($$ SELECT idem_claim('ahead', scope => 'w', issued_at => clock_timestamp() + interval '61 seconds') $$);
+BEGIN;
+SELECT decision FROM idem_claim('ahead', scope => 'w', issued_at => clock_timestamp() + interval '50 seconds');
+ROLLBACK;
 -- The time of the key itself.
 SELECT idem_scope_set('w', issued_at_from => 'uuidv7');
 BEGIN;
