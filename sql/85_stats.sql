@@ -167,13 +167,16 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
                AND r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
                AND EXISTS (SELECT FROM keys AS k
                             WHERE pg_catalog.starts_with(k.key, r.run OPERATOR(pg_catalog.||) '/'))) AS unguarded_pause,
-           (SELECT pg_catalog.max(r.longest_pause)
-              FROM runs AS r
-             WHERE r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
-               AND (EXISTS (SELECT FROM idempotency.outcome AS k
-                             WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)
-                    OR EXISTS (SELECT FROM idempotency.claim AS k
-                                WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id))) AS guarded_pause,
+           GREATEST((SELECT pg_catalog.max(r.longest_pause)
+                       FROM runs AS r
+                      CROSS JOIN LATERAL (SELECT FROM idempotency.outcome AS k
+                                           WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id LIMIT 1) AS k
+                      WHERE r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()),
+                    (SELECT pg_catalog.max(r.longest_pause)
+                       FROM runs AS r
+                      CROSS JOIN LATERAL (SELECT FROM idempotency.claim AS k
+                                           WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id LIMIT 1) AS k
+                      WHERE r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp())) AS guarded_pause,
            -- Only where runs are begun at all: else a run is but a label.
            (s.run_is_alive IS NULL AND EXISTS (SELECT FROM runs)
             AND EXISTS (SELECT FROM (SELECT k.run
@@ -185,8 +188,8 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
                                             WHERE r.run OPERATOR(pg_catalog.=) k.run AND r.scope_id IS NULL))) AS names_unbegun_run,
            (SELECT pg_catalog.max(LEAST(r.over_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) r.begun_at)
               FROM runs AS r
-             WHERE EXISTS (SELECT FROM idempotency.outcome AS k
-                            WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id)) AS longest_run,
+             CROSS JOIN LATERAL (SELECT FROM idempotency.outcome AS k
+                                  WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id LIMIT 1) AS k) AS longest_run,
            s.hard_limit, s.guard,
            (SELECT pg_catalog.min(k.lease_expires_at) FROM idempotency.claim AS k
              WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.state OPERATOR(pg_catalog.=) 'f'
@@ -244,7 +247,7 @@ CREATE FUNCTION @extschema@.idem_window_advice(
     OUT verdict pg_catalog.text,
     OUT reasons pg_catalog.text[],
     OUT warning pg_catalog.text
-) LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $function$
+) LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $function$
 BEGIN
     -- Raises where the scope is not there, or not for the caller.
     PERFORM @extschema@.idem_guarantee(idem_window_advice.scope);

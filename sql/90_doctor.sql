@@ -6,7 +6,7 @@ CREATE FUNCTION @extschema@.idem_doctor(
     OUT what pg_catalog.text,
     OUT why pg_catalog.text,
     OUT mend pg_catalog.text
-) RETURNS SETOF pg_catalog.record LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $function$
+) RETURNS SETOF pg_catalog.record LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $function$
 DECLARE
     status record;
     installed pg_catalog.text := (SELECT e.extversion FROM pg_catalog.pg_extension AS e WHERE e.extname = 'idempotency');
@@ -245,7 +245,7 @@ CREATE FUNCTION @extschema@.idem_natural_key(
     OUT index_name pg_catalog.text,
     OUT missing pg_catalog.text,
     OUT ddl pg_catalog.text
-) LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $function$
+) LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $function$
 DECLARE
     relation record;
     wanted pg_catalog.int2[];

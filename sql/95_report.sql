@@ -29,7 +29,7 @@ COMMENT ON VIEW idempotency.repeats IS 'how long after a key''s claim its repeat
 GRANT SELECT ON idempotency.expiries, idempotency.hourly_activity, idempotency.repeats TO PUBLIC;
 
 CREATE FUNCTION idempotency.report_data(scope pg_catalog.text DEFAULT NULL)
-    RETURNS pg_catalog.jsonb LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $function$
+    RETURNS pg_catalog.jsonb LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $function$
 DECLARE
     monitors pg_catalog.bool := pg_catalog.has_function_privilege('@extschema@.idem_doctor()', 'EXECUTE');
     status record;

@@ -5,6 +5,8 @@
 \i :helpers
 \set ECHO all
 
+-- What tests before this one have counted.
+SELECT idem_stats_reset();
 -- Without what the test cluster itself is (fsync off, preloaded or not).
 CREATE VIEW test.doctor AS SELECT * FROM idem_doctor() WHERE finding NOT IN ('fsync_off', 'not_preloaded', 'sweep_stalled', 'sweep_failing', 'worker_not_running', 'ok');
 -- Runs the statement of a finding, without what stands behind it as advice.
