@@ -61,6 +61,7 @@ need_tap() {
     need_demo
     need perl perl -MTest::More -MTime::HiRes -e1
     need chromium has_chromium
+    need prometheus-postgres-exporter command -v prometheus-postgres-exporter
 }
 
 need_fuzz() { need g++ command -v g++; }
