@@ -4,6 +4,7 @@
 # Claims, and what would turn them red:
 # - A member of pg_monitor is enough, and every query answers: a column that is not granted, or NULL, which becomes NaN.
 # - What is scraped is what the views say: two columns changed for one another.
+# - A scope may have any name: one that breaks the labels.
 # - No key, run, argument, result or error text leaves the server this way: one of them as a label.
 # - Two databases of one server go into one scrape: without the label datname the exporter refuses all of it.
 # - Each alert fires on the trouble that it is named for, and none does on a server that is well: an expression that asks
@@ -36,10 +37,10 @@ my $sql = sub { $node->safe_psql('app', $_[0]) };
 
 my @scrapes;
 my $scrape = sub {
-	my ($server, $role, @databases) = @_;
-	my @sources = map { sprintf 'host=%s port=%s user=%s dbname=%s sslmode=disable', $server->host, $server->port, $role, $_ } @databases;
-	my $seen = Scrape->of($queries, @sources);
-	is($seen->{status}, 200, "$role scrapes @databases") or diag $seen->{text}, $seen->{log};
+	my ($server, $role, $database, @arguments) = @_;
+	my $source = sprintf 'host=%s port=%s user=%s dbname=%s sslmode=disable', $server->host, $server->port, $role, $database;
+	my $seen = Scrape->of($queries, $source, @arguments);
+	is($seen->{status}, 200, "$role scrapes $database") or diag $seen->{text}, $seen->{log};
 	push @scrapes, $seen;
 	return $seen;
 };
@@ -147,14 +148,15 @@ until_true($node, 'app', q{SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE
 $sql->(q{
 	DELETE FROM idempotency.prune_progress;
 	SELECT idem_scope_set('external', effect_kind => 'external'), idem_scope_set('near', effect_kind => 'external'), idem_scope_set('short');
+	SELECT idem_scope_set(E'odd "name" \\\\ {a="b"}');
 	SELECT idem_claim('SECRETKEY-4', scope => 'external', lease => '1h');
 	SELECT idem_claim('SECRETKEY-5', scope => 'external', lease => '1h');
 	UPDATE idempotency.claim SET lease_expires_at = now() - interval '10 minutes' WHERE key = 'SECRETKEY-5';
 	SELECT idem_enqueue('SECRETKEY-6', 'SECRETDESTINATION', '{"to": "SECRETPAYLOAD"}', scope => 'external');
-	SELECT idem_escalate('SECRETKEY-7', 'SECRETREASON', '{"seen": "SECRETEVIDENCE"}'::jsonb, 'external', fence)
-	  FROM idem_claim('SECRETKEY-7', scope => 'external', lease => '1h');
-	SELECT idem_fail('SECRETKEY-8', 'unknown', 'SECRETREASON', scope => 'near', fence => fence)
-	  FROM idem_claim('SECRETKEY-8', scope => 'near', lease => '1h');
+	SELECT fence FROM idem_claim('SECRETKEY-7', scope => 'external', lease => '1h') \gset
+	SELECT idem_escalate('SECRETKEY-7', 'SECRETREASON', '{"seen": "SECRETEVIDENCE"}'::jsonb, 'external', :fence);
+	SELECT fence FROM idem_claim('SECRETKEY-8', scope => 'near', lease => '1h') \gset
+	SELECT idem_fail('SECRETKEY-8', 'unknown', 'SECRETREASON', scope => 'near', fence => :fence);
 	UPDATE idempotency.claim SET in_doubt_since = now() - interval '25 days' WHERE key = 'SECRETKEY-8';
 	SELECT idem_run_begin('SECRETRUN2', '60 days');
 	SELECT idem_once(idem_key('SECRETRUN2', 'SECRETSTEP'), 'SELECT $1', '1', 'short');
@@ -178,7 +180,7 @@ is_deeply($ill->alerts(\@rules), \%expected, 'each alert fires where its trouble
 
 # As its role sees them: what a scrape reads and what a person reads are the same.
 my $stats = decode_json($node->safe_psql('app', q{SELECT json_object_agg(scope, to_jsonb(s)) FROM idempotency.stats AS s}, extra_params => [ '-U', 'regress_watcher' ]));
-is(scalar(keys %$stats), 7, 'all scopes are seen');
+is(scalar(keys %$stats), 8, 'all scopes are seen, whatever their names');
 for my $scope (sort keys %$stats)
 {
 	my %metric = ((map { $_ => "idempotency_${_}_total" } @counters),
@@ -218,7 +220,8 @@ $node->stop;
 my $bare = IdempotencyNode->start(name => 'bare');
 $bare->safe_psql('postgres', 'CREATE ROLE regress_watcher LOGIN IN ROLE pg_monitor; CREATE DATABASE other');
 $bare->safe_psql('other', q{CREATE EXTENSION idempotency; SELECT idem_once('SECRETKEY-9', 'SELECT $1', '1')});
-my $both = $scrape->($bare, 'regress_watcher', 'app', 'other');
+my $both = $scrape->($bare, 'regress_watcher', 'app', '--auto-discover-databases', '--include-databases=other');
+is($both->value('pg_exporter_last_scrape_error'), 0, 'two databases in one scrape');
 is_deeply($both->alerts([ grep { $_->{alert} ne 'IdempotencyDoctorCritical' } @rules ]), { IdempotencyNotPreloaded => [ 'app', 'other' ] }, 'not preloaded, in both');
 is($both->value('idempotency_scope_outcomes', datname => 'app'), 0, 'what is in one database');
 is($both->value('idempotency_scope_outcomes', datname => 'other'), 1, 'and in the other');

@@ -21,12 +21,12 @@ use Time::HiRes qw(time usleep);
 # What text, type and values of each metric, and what the exporter said.
 sub of
 {
-	my ($class, $query_file, @sources) = @_;
+	my ($class, $query_file, $source, @arguments) = @_;
 	my $port = PostgreSQL::Test::Cluster::get_free_port();
 	my ($in, $out, $log) = ('', '', '');
-	local $ENV{DATA_SOURCE_NAME} = join ',', @sources;
+	local $ENV{DATA_SOURCE_NAME} = $source;
 	my $exporter = IPC::Run::start([ 'prometheus-postgres-exporter', "--web.listen-address=127.0.0.1:$port",
-			"--extend.query-path=$query_file" ], '<', \$in, '>', \$out, '2>', \$log);
+			"--extend.query-path=$query_file", @arguments ], '<', \$in, '>', \$out, '2>', \$log);
 	my $until = time + $PostgreSQL::Test::Utils::timeout_default;
 	my $answer;
 
