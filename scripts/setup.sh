@@ -56,12 +56,16 @@ need_demo() { need python3-psycopg has_psycopg; }
 # What tests/tap/lib/Browser.pm looks for.
 has_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
+# What tests/tap/lib/IdempotencyClock.pm looks for.
+has_libfaketime() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1' || [[ -e /usr/lib/faketime/libfaketime.so.1 ]]; }
+
 need_tap() {
     need libipc-run-perl perl -MIPC::Run -e1
     need_demo
     need perl perl -MTest::More -MTime::HiRes -e1
     need chromium has_chromium
     need prometheus-postgres-exporter command -v prometheus-postgres-exporter
+    need faketime has_libfaketime
 }
 
 need_fuzz() { need g++ command -v g++; }
