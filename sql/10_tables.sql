@@ -158,12 +158,13 @@ CREATE TABLE idempotency.prune_progress (
     place         pg_catalog.int8 NOT NULL,
     frontier      pg_catalog.timestamptz NOT NULL,
     skipped_from  pg_catalog.timestamptz,
+    retry_at      pg_catalog.timestamptz,
     at_end        pg_catalog.bool NOT NULL,
     CONSTRAINT prune_progress_scope_id_pkey PRIMARY KEY (scope_id)
 ) WITH (fillfactor = 60);
 COMMENT ON TABLE idempotency.prune_progress IS 'how far pruning has come in each scope, so that no pass reads again what the one before has read';
 COMMENT ON COLUMN idempotency.prune_progress.finished_at IS 'the pass goes on from outcomes of this time, and behind this place among equal times';
-COMMENT ON COLUMN idempotency.prune_progress.skipped_from IS 'the first outcome that was due and could not be pruned; the next pass goes on from here';
+COMMENT ON COLUMN idempotency.prune_progress.skipped_from IS 'the first outcome that was due and could not be pruned; a pass after retry_at goes on from here';
 COMMENT ON COLUMN idempotency.prune_progress.frontier IS 'the farthest that any pass came';
 
 CREATE TABLE idempotency.observed (

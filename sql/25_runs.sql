@@ -25,11 +25,12 @@ COMMENT ON FUNCTION idempotency.run_over_at(pg_catalog.timestamptz, pg_catalog.i
 
 CREATE VIEW idempotency.runs WITH (security_barrier) AS
     SELECT r.run, r.label,
-           CASE WHEN r.ended_at IS NULL AND r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'alive'
+           CASE WHEN (r.ended_at IS NULL OR r.is_silent) AND r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'alive'
                 WHEN r.ended_at IS NULL OR r.is_silent THEN 'silent'
                 ELSE 'ended' END AS state,
            r.owner, r.longest_pause, r.begun_at, r.seen_at AS last_seen_at,
-           COALESCE(r.ended_at, r.over_at) AS over_at, r.ended_at
+           CASE WHEN r.ended_at IS NULL OR r.is_silent THEN r.over_at ELSE r.ended_at END AS over_at,
+           CASE WHEN NOT (r.is_silent AND r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) THEN r.ended_at END AS ended_at
       FROM (SELECT i.run, i.label, i.ended_at, i.is_silent, i.owner, i.longest_pause, i.begun_at, s.seen_at,
                    idempotency.run_over_at(s.seen_at, i.longest_pause) AS over_at
               FROM idempotency.run AS i

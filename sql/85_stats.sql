@@ -132,7 +132,7 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
         SELECT 0, 'default', NULL, NULL, NULL WHERE NOT EXISTS (SELECT FROM idempotency.scope AS s WHERE s.id OPERATOR(pg_catalog.=) 0)
     ), runs AS MATERIALIZED (
         -- Those that were seen last: enough to judge by.
-        SELECT i.run, i.longest_pause, i.begun_at, COALESCE(i.ended_at, o.over_at) AS over_at
+        SELECT i.run, i.longest_pause, i.begun_at, CASE WHEN i.ended_at IS NULL OR i.is_silent THEN o.over_at ELSE i.ended_at END AS over_at
           FROM idempotency.run AS i
          CROSS JOIN LATERAL (SELECT idempotency.run_over_at(GREATEST(i.seen_at, pg_catalog.max(g.seen_at)), i.longest_pause) AS over_at
                                FROM idempotency.run_sign AS g WHERE g.digest OPERATOR(pg_catalog.=) i.digest) AS o

@@ -515,7 +515,7 @@ pub fn quoted(name: &str) -> String {
 }
 
 /// Control characters escaped, so that a name cannot break a line of the log.
-fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() {

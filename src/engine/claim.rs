@@ -160,7 +160,7 @@ pub fn enter(key: &ScopedKey) -> Result<(Rc<Scope>, KeyTables), Error> {
 }
 
 fn patience(scope: &Scope, terms: &Terms) -> Patience {
-    Patience::new(terms.wait_us, scope.wait_ms(), server::now())
+    Patience::new(terms.wait_us, scope.wait_ms())
 }
 
 /// The locks of a batch. Where leases may be waited for, none is kept meanwhile: no key has been answered yet.
@@ -173,7 +173,7 @@ fn lock_all(
     loop {
         let locks = lock_in_order(keys, patience);
         let now = server::now();
-        let leased = if patience.for_lease(now) {
+        let leased = if patience.for_lease() {
             leased_by_others(keys, scope, now)?
         } else {
             None
@@ -410,11 +410,11 @@ fn with_lock(
                 ..in_progress_until(until)
             })
         }
-        Decision::InProgress(until) if patience.is_some_and(|patience| patience.for_lease(now)) => {
+        Decision::InProgress(until) if patience.is_some_and(|patience| patience.for_lease()) => {
             Step::Leased(until, in_progress_until(until))
         }
         Decision::InProgress(until) => Step::Answer(in_progress_until(until)),
-        Decision::Queued if patience.is_some_and(|patience| patience.for_lease(now)) => {
+        Decision::Queued if patience.is_some_and(|patience| patience.for_lease()) => {
             Step::Leased(message::NEVER, at_rest(Word::Queued, &record))
         }
         Decision::Queued => Step::Answer(at_rest(Word::Queued, &record)),

@@ -65,12 +65,12 @@ thread_local! {
 
 /// Takes what is due, waiting for the first.
 pub fn dispatch(request: &Request) -> Result<Vec<Delivered>, Error> {
-    let patience = Patience::new(Some(request.wait_us), 0, server::now());
+    let patience = Patience::new(Some(request.wait_us), 0);
     let mut rounds: u32 = 0;
     loop {
         let (taken, wrote) = take(request)?;
         // What was escalated is to be committed, and its locks given back.
-        if wrote || !patience.for_lease(server::now()) {
+        if wrote || !patience.for_lease() {
             if rounds > 0 {
                 wait::end();
             }

@@ -45,8 +45,7 @@ pub fn enqueue(key: &ScopedKey, args: Args, letter: &Letter) -> Result<Enqueued,
     let mut patience = None;
     loop {
         let (scope, tables) = claim::enter(key)?;
-        let patience =
-            *patience.get_or_insert_with(|| Patience::new(None, scope.wait_ms(), server::now()));
+        let patience = *patience.get_or_insert_with(|| Patience::new(None, scope.wait_ms()));
         let step = match lock.take().or_else(|| KeyLock::try_acquire(&key.digest)) {
             Some(held) => {
                 let (step, here) = with_lock(key, args, letter, &scope, tables, held)?;

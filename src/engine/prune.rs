@@ -29,6 +29,10 @@ use std::collections::{HashMap, VecDeque};
 
 /// After this long a pass begins at the first outcome again, for those that were locked, or stayed for their run.
 const FULL_PASS_US: i64 = 600_000_000;
+/// How long a predicate that used up its time is not asked.
+pub const BAN_US: i64 = 600_000_000;
+/// How soon a pass goes back to what could not be pruned.
+const RETRY_US: i64 = 10_000_000;
 /// Longest that the worker gives a predicate, whatever idempotency.reconcile_timeout says.
 const WORKER_LIMIT_MS: i32 = 1_000;
 
@@ -55,7 +59,7 @@ pub struct Scopes {
 impl Scopes {
     /// A pass in which the predicates of these scopes are not asked: each has ended a worker.
     pub fn not_asking(scopes: &[i32]) -> Scopes {
-        let why = |id: &i32| (*id, (ENDED_THE_WORKER.to_owned(), i64::MAX));
+        let why = |id: &i32| (*id, (NOT_ASKED.to_owned(), i64::MAX));
         Scopes {
             failed: scopes.iter().map(why).collect(),
             ..Scopes::default()
@@ -63,8 +67,9 @@ impl Scopes {
     }
 }
 
-/// What is said of a predicate that ignores its time limit.
-const ENDED_THE_WORKER: &str = "a run_is_alive function ignored its time limit and ended the worker; it is not asked for ten minutes";
+/// What is said of a predicate that used up its time.
+const NOT_ASKED: &str =
+    "it used up its time, or ended the worker, and is not asked for ten minutes";
 
 /// How a pass prunes.
 pub struct Terms<'a> {
@@ -133,11 +138,14 @@ fn prune_scope(
         cursor: CURSOR_START,
         frontier: stored.map_or(CURSOR_START.finished_at, |stored| stored.frontier),
         skipped_from: None,
+        retry_at: None,
         at_end: false,
     };
     let mut progress = match stored {
         Some(stored) if !is_new_turn => stored,
-        Some(stored) if !terms.from_start && !full_pass_is_due(&stored, now) => stored.next_pass(),
+        Some(stored) if !terms.from_start && !full_pass_is_due(&stored, now) => {
+            stored.next_pass(now)
+        }
         Some(_) | None => begin(),
     };
     let until = Instant(now.0.saturating_sub(window.us()));
@@ -151,8 +159,9 @@ fn prune_scope(
     let reached_end = due.len() < terms.limit;
     // Asked before any key of this batch is locked.
     let asked = ask(scopes, scope, &due, terms);
-    if let Some((why, _)) = scopes.failed.get(&scope.id()) {
-        batch.skip(why.clone());
+    if let (Some((why, _)), Some(name)) = (scopes.failed.get(&scope.id()), scope.run_is_alive()) {
+        let scope = scope.name();
+        batch.skip(format!("run_is_alive of scope {scope} ({name}): {why}"));
     }
     let expired_alive = Cell::new(0_u32);
     let mut handled = 0;
@@ -191,9 +200,21 @@ fn prune_scope(
         let count = (scope.name().to_owned(), expired_alive.get());
         batch.expired_alive.push(count);
     }
-    progress.frontier = progress.frontier.max(progress.cursor.finished_at);
     let done = reached_end && handled == due.len();
     progress.at_end = done;
+    if done {
+        // A pass from the first outcome ends no further back than the one before, if that is not still to come.
+        let before = stored.map_or(CURSOR_START, |stored| stored.cursor);
+        if before.finished_at <= until {
+            progress.cursor = progress.cursor.max(before);
+        }
+        progress.frontier = progress.cursor.finished_at;
+        progress.retry_at = progress
+            .skipped_from
+            .map(|_| Instant(now.0.saturating_add(RETRY_US)));
+    } else {
+        progress.frontier = progress.frontier.max(progress.cursor.finished_at);
+    }
     let is_worth_it = stored.is_some() || progress.cursor != CURSOR_START;
     if is_worth_it && stored != Some(progress) {
         save(scope, &progress)?;
@@ -318,7 +339,7 @@ fn ask(scopes: &mut Scopes, scope: &Scope, due: &[Candidate], terms: &Terms<'_>)
             None
         } else {
             server::check_for_interrupts();
-            let asked_at = server::now();
+            let asked_at = std::time::Instant::now();
             // Whoever comes after a worker that this ended knows who did it.
             if terms.runner == Runner::Worker {
                 shmem::note_asking(Some(scope.id()));
@@ -328,9 +349,14 @@ fn ask(scopes: &mut Scopes, scope: &Scope, due: &[Candidate], terms: &Terms<'_>)
                 shmem::note_asking(None);
             }
             said.unwrap_or_else(|why| {
-                let why = format!("run_is_alive of scope {}: {why}", scope.name());
+                let took_us = i64::try_from(asked_at.elapsed().as_micros()).unwrap_or(i64::MAX);
                 let failed = scopes.failed.entry(scope.id()).or_insert((why, 0));
-                failed.1 += server::now().since(asked_at);
+                failed.1 = failed.1.saturating_add(took_us);
+                // One that hangs would take a visit for each of its runs.
+                if terms.runner == Runner::Worker && took_us >= i64::from(limit_ms) * 1_000 {
+                    let now = server::now();
+                    shmem::ban(scope.id(), now, Instant(now.0.saturating_add(BAN_US)));
+                }
                 None
             })
         };

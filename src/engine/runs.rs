@@ -159,8 +159,8 @@ pub fn touch(run: &str) -> Result<Instant, Error> {
 pub fn end(run: &str) -> Result<(), Error> {
     let (runs, digest) = enter(run)?;
     let row = own(run, runs.find(&digest, Snapshot::Now))?;
-    if row.ended_at.is_none() {
-        let now = server::now();
+    let now = server::now();
+    if row.ended_at.is_none() || lives(&row, now) {
         let silent = !lives(&row, now);
         let ended = RunRow {
             ended_at: Some(if silent { row.over_at() } else { now }),

@@ -3,14 +3,17 @@
 use crate::pg::lock::KeyLock;
 use crate::pg::{latch, server, shmem};
 use idempotency_core::time::Instant;
+use std::time::{Duration, Instant as Moment};
 
 /// How long a caller will wait, as its `wait` argument says.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Until then for another transaction.
-    transaction_until: Instant,
-    /// Until then for a leased claim; `None` answers at once.
-    lease_until: Option<Instant>,
+    /// Since then, by a clock that nobody sets.
+    since: Moment,
+    /// So long for another transaction.
+    transaction: Duration,
+    /// So long for a leased claim; `None` answers at once.
+    lease: Option<Duration>,
 }
 
 /// Longest single sleep: bounds how late a missed wake-up is noticed.
@@ -22,38 +25,36 @@ const WOKEN_MS_MAX: i64 = 250;
 
 impl Patience {
     /// `wait` NULL: for a transaction up to the scope's wait, not at all for a lease; else for both.
-    pub fn new(wait_us: Option<i64>, scope_wait_ms: i64, now: Instant) -> Patience {
-        let after = |us: i64| Instant(now.0.saturating_add(us));
-        match wait_us {
-            None => Patience {
-                transaction_until: after(scope_wait_ms.saturating_mul(1_000)),
-                lease_until: None,
-            },
-            Some(us) => Patience {
-                transaction_until: after(us),
-                lease_until: Some(after(us)),
-            },
+    pub fn new(wait_us: Option<i64>, scope_wait_ms: i64) -> Patience {
+        let us = |us: i64| Duration::from_micros(u64::try_from(us).unwrap_or(0));
+        let transaction = wait_us.unwrap_or_else(|| scope_wait_ms.saturating_mul(1_000));
+        Patience {
+            since: Moment::now(),
+            transaction: us(transaction),
+            lease: wait_us.map(us),
         }
     }
 
     /// Waits for the transaction that holds the key; `None` when the time is over.
     pub fn lock(self, digest: &[u8; 16]) -> Option<KeyLock> {
-        KeyLock::acquire_within(digest, rounded_up_ms(self.transaction_until, server::now()))
+        let left = self.transaction.saturating_sub(self.since.elapsed());
+        KeyLock::acquire_within(digest, rounded_up_ms(left))
     }
 
     /// Whether there is time left to wait for a lease.
-    pub fn for_lease(self, now: Instant) -> bool {
-        self.lease_until.is_some_and(|until| now < until)
+    pub fn for_lease(self) -> bool {
+        self.lease.is_some_and(|lease| self.since.elapsed() < lease)
     }
 
     /// Sleeps until the key may have changed: its owner committed, its lease ended, or a moment passed.
     /// `round` counts the sleeps so far.
     pub fn sleep(self, digest: &[u8; 16], lease_expires_at: Instant, round: u32) {
-        let now = server::now();
-        let until = self
-            .lease_until
-            .map_or(lease_expires_at, |until| until.min(lease_expires_at));
-        let left_ms = i64::from(rounded_up_ms(until, now)).max(1);
+        let of_lease_us = lease_expires_at.since(server::now()).max(0);
+        let of_lease = Duration::from_micros(of_lease_us.unsigned_abs());
+        let left = self.lease.map_or(of_lease, |lease| {
+            lease.saturating_sub(self.since.elapsed()).min(of_lease)
+        });
+        let left_ms = i64::from(rounded_up_ms(left)).max(1);
         let partition = shmem::partition(digest);
         if shmem::available() {
             shmem::wait(partition, left_ms.min(WOKEN_MS_MAX));
@@ -66,9 +67,8 @@ impl Patience {
     }
 }
 
-fn rounded_up_ms(until: Instant, now: Instant) -> i32 {
-    let ms = until.since(now).saturating_add(999) / 1_000;
-    i32::try_from(ms.max(0)).unwrap_or(i32::MAX)
+fn rounded_up_ms(left: Duration) -> i32 {
+    i32::try_from(left.as_micros().div_ceil(1_000)).unwrap_or(i32::MAX)
 }
 
 /// Ends waiting, where `sleep` was called: this session is no longer on a waiters' list.

@@ -57,16 +57,16 @@ pub enum Visit {
 }
 
 /// After this much of a visit the worker is told to end: other databases are waiting.
-const VISIT_MS_MAX: i64 = 20_000;
+const VISIT_MAX: std::time::Duration = std::time::Duration::from_secs(20);
 /// The end of a worker is looked for this often, should its signal be missed.
 const POLL_MS: i64 = 500;
 
-/// Waits until the worker exits, and after `VISIT_MS_MAX` terminates it.
+/// Waits until the worker exits, and after `VISIT_MAX` terminates it.
 ///
 /// # Safety
 /// `handle` must be of a worker that notifies this process.
 unsafe fn wait_for_end(handle: *mut pg_sys::BackgroundWorkerHandle) {
-    let begun = server::now();
+    let begun = std::time::Instant::now();
     let mut told = false;
     loop {
         let mut pid = 0;
@@ -75,7 +75,7 @@ unsafe fn wait_for_end(handle: *mut pg_sys::BackgroundWorkerHandle) {
         if status == pg_sys::BgwHandleStatus::BGWH_STOPPED {
             return;
         }
-        if !told && server::now().since(begun) > VISIT_MS_MAX * 1_000 {
+        if !told && begun.elapsed() > VISIT_MAX {
             pgrx::log!("idempotency: the worker of a database took too long and is terminated");
             // SAFETY: as above.
             unsafe { pg_sys::TerminateBackgroundWorker(handle) };

@@ -17,6 +17,19 @@ pub fn now() -> Instant {
     Instant(unsafe { pg_sys::GetCurrentTimestamp() })
 }
 
+/// How long this process has used a processor.
+pub fn cpu_time() -> std::time::Duration {
+    let mut used = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: fills the struct; a clock that every Linux has.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
+    let seconds = u64::try_from(used.tv_sec).unwrap_or(0);
+    let nanoseconds = u32::try_from(used.tv_nsec).unwrap_or(0);
+    std::time::Duration::new(seconds, nanoseconds)
+}
+
 /// Refuses what writes where nothing may be written: on a standby, in a read-only transaction, or inside a
 /// parallel query. Direct access to tables checks none of this by itself.
 pub fn require_writable(function: &'static CStr) -> Result<(), Error> {
@@ -74,9 +87,10 @@ pub fn warn(message: &str) {
 pub fn warn_expired_alive(place: &crate::error::Place, run: &str) {
     let quoted = crate::error::quoted;
     let (key, scope, run) = (quoted(&place.key), quoted(&place.scope), quoted(run));
-    warn(&format!(
+    // One line, whatever the names are.
+    warn(&crate::error::one_line(&format!(
         "key {key} in scope {scope} expired while its run {run} lives: its operation can be executed again"
-    ));
+    )));
 }
 
 /// Makes unknown settings under `prefix` an error.

@@ -228,7 +228,8 @@ pub fn report_sweep(swept: &Swept) {
 
 /// The last visit to the current database.
 pub fn last_sweep() -> Option<Swept> {
-    place_of(server::database(), false).map(swept)
+    let place = place_of(server::database(), false)?;
+    is_visited(place).then(|| swept(place))
 }
 
 /// Where the worker's next visit to the current database goes on: the stage and two digests.
@@ -279,10 +280,7 @@ pub fn banned(now: Instant, until: Instant) -> Vec<i32> {
     let asked = place.asking.swap(0, Ordering::Relaxed);
     let is_over = |end: &AtomicI64| end.load(Ordering::Relaxed) <= now.0;
     if asked != 0 {
-        let free = place.banned.iter().find(|(_, end)| is_over(end));
-        let (scope, end) = free.unwrap_or(&place.banned[0]);
-        scope.store(asked, Ordering::Relaxed);
-        end.store(until.0, Ordering::Relaxed);
+        join_banned(place, asked, now, until);
     }
     place
         .banned
@@ -290,6 +288,35 @@ pub fn banned(now: Instant, until: Instant) -> Vec<i32> {
         .filter(|(_, end)| !is_over(end))
         .filter_map(|(scope, _)| i32::try_from(scope.load(Ordering::Relaxed) - 1).ok())
         .collect()
+}
+
+fn join_banned(place: &SweptDatabase, mark: i64, now: Instant, until: Instant) {
+    let is_free = |scope: &AtomicI64, end: &AtomicI64| {
+        scope.load(Ordering::Relaxed) == mark || end.load(Ordering::Relaxed) <= now.0
+    };
+    let free = place.banned.iter().find(|(scope, end)| is_free(scope, end));
+    let (scope, end) = free.unwrap_or(&place.banned[0]);
+    scope.store(mark, Ordering::Relaxed);
+    end.store(until.0, Ordering::Relaxed);
+}
+
+/// The predicate of this scope is not asked until then: it took all the time that it was given.
+pub fn ban(scope_id: i32, now: Instant, until: Instant) {
+    if let Some(place) = place_of(server::database(), true) {
+        join_banned(place, i64::from(scope_id) + 1, now, until);
+    }
+}
+
+/// The scope has another predicate, or none.
+pub fn lift_ban(scope_id: i32) {
+    let Some(place) = place_of(server::database(), false) else {
+        return;
+    };
+    for (scope, end) in &place.banned {
+        if scope.load(Ordering::Relaxed) == i64::from(scope_id) + 1 {
+            end.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Whether the last visit to this database ended before all was done.
@@ -307,9 +334,14 @@ pub fn last_sweeps() -> Vec<(pg_sys::Oid, Swept)> {
         .iter()
         .filter_map(|place| {
             let oid = place.oid.load(Ordering::Acquire);
-            (oid != 0).then(|| (pg_sys::Oid::from(oid), swept(place)))
+            (oid != 0 && is_visited(place)).then(|| (pg_sys::Oid::from(oid), swept(place)))
         })
         .collect()
+}
+
+/// Its place may be taken before its first visit has ended.
+fn is_visited(place: &SweptDatabase) -> bool {
+    place.swept_at.load(Ordering::Acquire) != 0
 }
 
 fn swept(place: &SweptDatabase) -> Swept {

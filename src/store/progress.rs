@@ -19,6 +19,7 @@ static DEFINITION: Definition = Definition {
         (c"frontier", Type::Timestamp),
         (c"at_end", Type::Bool),
         (c"skipped_from", Type::Timestamp),
+        (c"retry_at", Type::Timestamp),
     ],
 };
 
@@ -35,20 +36,24 @@ pub struct Progress {
     pub frontier: Instant,
     /// The first outcome that was due and could not be pruned in this pass.
     pub skipped_from: Option<Instant>,
+    /// Not before this does a pass go back to it.
+    pub retry_at: Option<Instant>,
     /// Nothing was due behind the cursor when it was written.
     pub at_end: bool,
 }
 
 impl Progress {
     /// Where the next pass begins: at what the last one could not prune, else behind the cursor.
-    pub fn next_pass(self) -> Progress {
-        match self.skipped_from.filter(|_| self.at_end) {
+    pub fn next_pass(self, now: Instant) -> Progress {
+        let may_retry = self.at_end && self.retry_at.is_none_or(|at| at <= now);
+        match self.skipped_from.filter(|_| may_retry) {
             Some(finished_at) => Progress {
                 cursor: Cursor {
                     finished_at,
                     ..CURSOR_START
                 },
                 skipped_from: None,
+                retry_at: None,
                 ..self
             },
             None => self,
@@ -97,6 +102,7 @@ fn read(row: &Row<'_>) -> Progress {
         frontier: row.instant(4).unwrap_or(CURSOR_START.finished_at),
         at_end: row.bool(5).unwrap_or(false),
         skipped_from: row.instant(6),
+        retry_at: row.instant(7),
     }
 }
 
@@ -111,5 +117,6 @@ fn write(scope_id: i32, progress: &Progress) -> Assignments {
         (4, progress.frontier.into()),
         (5, progress.at_end.into()),
         (6, progress.skipped_from.into()),
+        (7, progress.retry_at.into()),
     ]
 }

@@ -68,8 +68,10 @@ impl RunRow {
 
     /// What it says about the windows of its keys.
     pub fn standing(&self, now: Instant) -> Run {
+        // That it fell silent was seen by some clock: a sign of life, and a clock that is right again, say otherwise.
+        let ended_at = self.ended_at.filter(|_| !self.is_silent);
         let silent = Some(self.over_at()).filter(|at| *at <= now);
-        self.ended_at.or(silent).map_or(Run::Alive, Run::Ended)
+        ended_at.or(silent).map_or(Run::Alive, Run::Ended)
     }
 }
 

@@ -5,9 +5,9 @@ use crate::error::Error;
 use crate::pg::identity;
 use crate::pg::lock;
 use crate::pg::raise::Caught;
-use crate::pg::server;
 use crate::pg::spi::{self, Kind, Parameter};
 use crate::pg::table::{Access, Definition, Mode, Row, Snapshot, Table, Type};
+use crate::pg::{server, shmem};
 use idempotency_core::digest::key_digest;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -273,6 +273,7 @@ pub fn set(id: i32, setting: Setting, value: SettingValue) -> Result<(), Error> 
         // What another function has said of runs is not what this one says.
         let text = c"DELETE FROM idempotency.run WHERE scope_id OPERATOR(pg_catalog.=) $1";
         execute(text, vec![Parameter::int4(id)])?;
+        shmem::lift_ban(id);
     }
     let text = match setting {
         Setting::DedupWindow => {

@@ -4,6 +4,7 @@
 
 use crate::background_worker;
 use crate::engine::key::ScopedKey;
+use crate::engine::prune::BAN_US;
 use crate::engine::reconcile::{self, Due};
 use crate::engine::sweep::{self, Pass, Place};
 use crate::guc;
@@ -21,19 +22,18 @@ use idempotency_core::backoff;
 use idempotency_core::time::{Instant, Span};
 use pgrx::pg_sys::Oid;
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant as Moment};
 
 /// Longest sweep of a visit. PostgreSQL waits 5 s for others before it gives a DROP DATABASE up.
-const SWEEP_US_MAX: i64 = 1_000_000;
-/// How long a predicate that has ended a worker is not asked.
-const BAN_US: i64 = 600_000_000;
+const SWEEP_MAX: Duration = Duration::from_secs(1);
 /// Longest rest between two batches.
 const REST_MS_MAX: i64 = 200;
 /// After this much of a visit no more reconcilers are asked, but for one in each visit.
-const VISIT_US_MAX: i64 = 1_500_000;
+const VISIT_MAX: Duration = Duration::from_millis(1_500);
 /// Longest that the worker gives a reconciler, whatever idempotency.reconcile_timeout says.
 const RECONCILE_MS_MAX: i32 = 2_000;
 /// Longest that one scope's reconciler is asked in one visit, but for the read that takes it past this.
-const SCOPE_US_MAX: i64 = 300_000;
+const SCOPE_MAX: Duration = Duration::from_millis(300);
 /// Scopes that a notification names at most.
 const ALERT_SCOPES_MAX: usize = 20;
 /// A payload of PostgreSQL's is shorter than this.
@@ -48,8 +48,9 @@ fn main(database: Oid) {
     bgworker::begin(Some(database));
     // Ours, whatever the database or role sets: no long waits, no names from elsewhere.
     bgworker::set_option(c"lock_timeout", c"50ms");
-    // A sweep that is lost in a failover is done again: no need to make a DROP DATABASE wait for a standby.
-    bgworker::set_option(c"synchronous_commit", c"local");
+    // A sweep that is lost is done again, and claims are written through all the same: no need to wait for the disk, nor to
+    // make a DROP DATABASE wait for a standby.
+    bgworker::set_option(c"synchronous_commit", c"off");
     bgworker::set_option(c"idle_in_transaction_session_timeout", c"0");
     bgworker::set_option(c"default_transaction_isolation", c"read committed");
     bgworker::set_option(c"default_transaction_read_only", c"off");
@@ -67,6 +68,13 @@ fn visit() {
         more: false,
         error: None,
     };
+    // Databases without the extension take no place in shared memory.
+    let looked = bgworker::transaction(c"looking for the extension", || {
+        Ok(bgworker::extension_is_here() && !server::in_recovery())
+    });
+    if looked != Ok(true) {
+        return;
+    }
     let banned = shmem::banned(begun_at, Instant(begun_at.0.saturating_add(BAN_US)));
     let (stage, leases_from, runs_from) = shmem::place();
     let place = Place {
@@ -76,11 +84,13 @@ fn visit() {
     };
     let mut pass = Pass::from_place(&place, &banned);
     let mut expired_alive = BTreeMap::new();
-    let deadline = Instant(swept.at.0.saturating_add(SWEEP_US_MAX));
-    while server::now() < deadline {
+    // By a clock that nobody sets.
+    let started = Moment::now();
+    let deadline = started + SWEEP_MAX;
+    while Moment::now() < deadline {
         bgworker::reload_if_asked();
         server::check_for_interrupts();
-        let batch_began_at = server::now();
+        let used_before = server::cpu_time();
         let batch = bgworker::transaction(c"sweeping expired leases and old outcomes", || {
             if !bgworker::extension_is_here() || server::in_recovery() {
                 return Ok(None);
@@ -112,7 +122,7 @@ fn visit() {
                 if !batch.more {
                     break;
                 }
-                rest(batch_began_at);
+                rest(server::cpu_time().saturating_sub(used_before));
             }
             Err(message) => {
                 swept.error = Some(message);
@@ -121,7 +131,7 @@ fn visit() {
             }
         }
     }
-    let until = Instant(begun_at.0.saturating_add(VISIT_US_MAX));
+    let until = started + VISIT_MAX;
     let steps = [write_down(), alert(&expired_alive), reconcile_due(until)];
     for message in steps.into_iter().filter_map(Result::err) {
         swept.error.get_or_insert(message);
@@ -129,15 +139,16 @@ fn visit() {
     let now = server::now();
     shmem::report_sweep(&Swept {
         at: now,
-        duration_us: now.since(begun_at),
+        duration_us: i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX),
         ..swept
     });
 }
 
-/// Leaves the machine to others for twice as long as the batch took, as autovacuum does with its cost delay.
-fn rest(batch_began_at: Instant) {
-    let took_us = server::now().since(batch_began_at).max(0);
-    latch::sleep((took_us / 500).min(REST_MS_MAX));
+/// Leaves the machine to others for three times as long as the batch has used a processor, as autovacuum does with its
+/// cost delay.
+fn rest(used: Duration) {
+    let rest_ms = i64::try_from(used.as_micros() * 3 / 1_000).unwrap_or(REST_MS_MAX);
+    latch::sleep(rest_ms.min(REST_MS_MAX));
 }
 
 /// Writes down what sessions have counted since the last visit, for advice and reports.
@@ -189,9 +200,9 @@ fn alert(expired_alive: &BTreeMap<String, u32>) -> Result<(), String> {
 
 /// Asks the reconcilers about the keys in doubt whose time has come, one after the other, from a place that is drawn
 /// anew: no key always comes first. No scope takes more than its share, and an error ends one key's turn and no more.
-fn reconcile_due(until: Instant) -> Result<(), String> {
+fn reconcile_due(until: Moment) -> Result<(), String> {
     let mut first_error = None;
-    let mut spent_us: HashMap<i32, i64> = HashMap::new();
+    let mut spent: HashMap<i32, Duration> = HashMap::new();
     let mut from = drawn_digest();
     let begun_at = from;
     let mut wrapped = false;
@@ -205,20 +216,20 @@ fn reconcile_due(until: Instant) -> Result<(), String> {
         for Due { key, scope } in &due {
             bgworker::reload_if_asked();
             server::check_for_interrupts();
-            let spent = spent_us.entry(scope.id()).or_default();
-            if *spent >= SCOPE_US_MAX || (wrapped && key.digest > begun_at) {
+            let spent = spent.entry(scope.id()).or_default();
+            if *spent >= SCOPE_MAX || (wrapped && key.digest > begun_at) {
                 continue;
             }
-            let started = server::now();
+            let asked_at = Moment::now();
             if let Err(message) = reconcile_one(key, scope) {
                 first_error.get_or_insert(message);
             }
-            *spent += server::now().since(started);
-            if server::now() >= until {
+            *spent += asked_at.elapsed();
+            if Moment::now() >= until {
                 return first_error.map_or(Ok(()), Err);
             }
         }
-        let is_over = server::now() >= until || (wrapped && from > begun_at);
+        let is_over = Moment::now() >= until || (wrapped && from > begun_at);
         if is_over || (!more && wrapped) {
             return first_error.map_or(Ok(()), Err);
         }
