@@ -30,7 +30,7 @@ use std::collections::{HashMap, VecDeque};
 /// After this long a pass begins at the first outcome again, for those that were locked, or stayed for their run.
 const FULL_PASS_US: i64 = 600_000_000;
 /// How long a predicate that used up its time is not asked.
-pub const BAN_US: i64 = 600_000_000;
+pub const BAN_US: i64 = 60_000_000;
 /// How soon a pass goes back to what could not be pruned.
 const RETRY_US: i64 = 10_000_000;
 /// Longest that the worker gives a predicate, whatever idempotency.reconcile_timeout says.
@@ -68,8 +68,7 @@ impl Scopes {
 }
 
 /// What is said of a predicate that used up its time.
-const NOT_ASKED: &str =
-    "it used up its time, or ended the worker, and is not asked for ten minutes";
+const NOT_ASKED: &str = "it used up its time, or ended the worker, and is not asked for a minute";
 
 /// How a pass prunes.
 pub struct Terms<'a> {
@@ -144,7 +143,7 @@ fn prune_scope(
     let mut progress = match stored {
         Some(stored) if !is_new_turn => stored,
         Some(stored) if !terms.from_start && !full_pass_is_due(&stored, now) => {
-            stored.next_pass(now)
+            stored.next_pass(now, terms.runner)
         }
         Some(_) | None => begin(),
     };

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::pg::table::{Access, Definition, Mode, Row, Snapshot, Table, Type};
 use crate::pg::table_write::Assignments;
+use crate::pg::time_limit::Runner;
 use crate::store::outcome::{CURSOR_START, Cursor};
 use idempotency_core::time::Instant;
 use std::ops::ControlFlow;
@@ -44,8 +45,10 @@ pub struct Progress {
 
 impl Progress {
     /// Where the next pass begins: at what the last one could not prune, else behind the cursor.
-    pub fn next_pass(self, now: Instant) -> Progress {
-        let may_retry = self.at_end && self.retry_at.is_none_or(|at| at <= now);
+    pub fn next_pass(self, now: Instant, runner: Runner) -> Progress {
+        // Who sweeps by hand wants it now; the worker comes by all the time.
+        let is_time = runner == Runner::Session || self.retry_at.is_none_or(|at| at <= now);
+        let may_retry = self.at_end && is_time;
         match self.skipped_from.filter(|_| may_retry) {
             Some(finished_at) => Progress {
                 cursor: Cursor {

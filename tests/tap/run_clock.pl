@@ -209,7 +209,8 @@ is($sql->(q{SELECT string_agg(key, ', ') FROM (SELECT key FROM credit WHERE key 
 
 $node->safe_psql('postgres', 'CREATE DATABASE busy');
 $node->safe_psql('busy', q{CREATE EXTENSION idempotency;
-	CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.001); RETURN OLD; END';
+	-- Not pg_sleep, which sleeps by the wall clock itself.
+	CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM count(*) FROM generate_series(1, 10000); RETURN OLD; END';
 	CREATE TRIGGER slowly BEFORE DELETE ON idempotency.outcome FOR EACH ROW EXECUTE FUNCTION slowly();
 	INSERT INTO idempotency.outcome (digest, finished_at, fence, scope_id, attempt, args_rule, state, key)
 	SELECT gen_random_uuid(), now() - interval '60 days', n, 0, 1, 0, 'c', 'old-' || n FROM generate_series(1, 40000) AS n});
