@@ -208,9 +208,10 @@ fn prune_scope(
             progress.cursor = progress.cursor.max(before);
         }
         progress.frontier = progress.cursor.finished_at;
-        progress.retry_at = progress
-            .skipped_from
-            .map(|_| Instant(now.0.saturating_add(RETRY_US)));
+        // Visits come by more often than that: those in between do not put it off.
+        if progress.skipped_from.is_some() && progress.retry_at.is_none() {
+            progress.retry_at = Some(Instant(now.0.saturating_add(RETRY_US)));
+        }
     } else {
         progress.frontier = progress.frontier.max(progress.cursor.finished_at);
     }
