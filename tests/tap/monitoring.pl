@@ -9,7 +9,8 @@
 # - Two databases of one server go into one scrape: without the label datname the exporter refuses all of it.
 # - Each alert fires on the trouble that it is named for, and none does on a server that is well: an expression that asks
 #   for a metric or a label that is not there is silent for ever.
-# - A scrape that lacks a query's metrics is an alert, too.
+# - A scrape that lacks a query's metrics is an alert, too, be it of one database among several: absent() alone sees that
+#   only where no database has them.
 # - Runbooks that alerts link to exist; the dashboard shows all metrics and no others.
 
 use strict;
@@ -135,6 +136,12 @@ until_true($node, 'app', q{SELECT pruned_alive = 1 FROM idempotency.stats WHERE 
 $sql->(q{
 	CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'SECRETERROR %', OLD.key; END $$;
 	CREATE TRIGGER refuse BEFORE DELETE ON idempotency.outcome FOR EACH ROW EXECUTE FUNCTION refuse();
+	-- A lease is tried in each visit, so the last one has an error whenever the worker is switched off.
+	CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON idempotency.claim FOR EACH ROW
+	  WHEN (OLD.key = 'SECRETKEY-0' AND OLD.lease_expires_at < '2001-01-01') EXECUTE FUNCTION refuse();
+	SELECT idem_scope_set('refused', effect_kind => 'external');
+	SELECT idem_claim('SECRETKEY-0', scope => 'refused', lease => '1h');
+	UPDATE idempotency.claim SET lease_expires_at = '2000-01-01' WHERE key = 'SECRETKEY-0';
 	SELECT idem_scope_set('behind', dedup_window => '1 hour');
 	SELECT idem_once('SECRETKEY-3', 'SELECT $1', '1', 'behind');
 	UPDATE idempotency.outcome SET finished_at = now() - interval '5 hours' WHERE key = 'SECRETKEY-3';
@@ -183,7 +190,7 @@ is_deeply($ill->alerts(\@rules), \%expected, 'each alert fires where its trouble
 
 # As its role sees them: what a scrape reads and what a person reads are the same.
 my $stats = decode_json($node->safe_psql('app', q{SELECT json_object_agg(scope, to_jsonb(s)) FROM idempotency.stats AS s}, extra_params => [ '-U', 'regress_watcher' ]));
-is(scalar(keys %$stats), 8, 'all scopes are seen, whatever their names');
+is(scalar(keys %$stats), 9, 'all scopes are seen, whatever their names');
 for my $scope (sort keys %$stats)
 {
 	my %metric = ((map { $_ => "idempotency_${_}_total" } @counters),
@@ -230,6 +237,13 @@ is($both->value('idempotency_scope_outcomes', datname => 'app'), 0, 'what is in 
 is($both->value('idempotency_scope_outcomes', datname => 'other'), 1, 'and in the other');
 is_deeply([ $both->names ], [ grep { !/_total$/ } @names ], 'gauges work, counters are left out');
 is($both->value('idempotency_scope_counted', datname => 'other'), 0, 'and are said to be');
+
+# One that lacks the metrics of two queries, beside one that has them all.
+$bare->safe_psql('other', 'DROP EXTENSION idempotency CASCADE; CREATE SCHEMA elsewhere; CREATE EXTENSION idempotency SCHEMA elsewhere');
+my $half = $scrape->($bare, 'regress_watcher', 'app', '--auto-discover-databases', '--include-databases=other');
+is($half->value('idempotency_worker_running', datname => 'app'), 0, 'the one database is watched');
+is($half->value('idempotency_worker_running', datname => 'other'), undef, 'the other is not');
+is_deeply($half->alerts(\@rules)->{IdempotencyNotWatched}, ['other'], 'and that is an alert, of that database alone');
 $bare->stop;
 
 # --- a sweep that stalls --------------------------------------------------------------------------------------------------

@@ -85,7 +85,8 @@ sub names
 }
 
 # Which alerts would be pending or firing: name => [scopes, or databases, or findings]. Understands what our rules use,
-# and dies of anything else: comparisons with a number or with a multiple of another metric, `and`, `or`, absent().
+# and dies of anything else: comparisons with a number or with a multiple of another metric, `and`, `or`, absent(), and
+# one metric `unless` another of the same server and database.
 sub alerts
 {
 	my ($self, $rules) = @_;
@@ -117,6 +118,12 @@ sub holds
 	if ($term =~ /^absent\((\w+)\)$/)
 	{
 		return $self->series($1) ? () : ('' => $1);
+	}
+	if ($term =~ /^(\w+) unless on \(server, datname\) (\w+)$/)
+	{
+		my ($there, $missing) = ($1, $2);
+		return map { $labels->($_->{label}) => $called->($_->{label}) }
+		  grep { my $at = $_->{label}; !$self->series($missing, map { $_ => $at->{$_} } qw(server datname)) } $self->series($there);
 	}
 	my ($name, $selector, $operator, $factor, $other) =
 	  $term =~ /^(\w+)(?:\{(\w+="[^"]*")\})? (==|>|<) (?:(\d+) \* )?(\w+)$/ or die "not understood: $term";
