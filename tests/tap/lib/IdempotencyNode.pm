@@ -40,7 +40,8 @@ sub make
 	my ($class, %option) = @_;
 	my $node = PostgreSQL::Test::Cluster->new($option{name} // 'main');
 
-	$node->init(allows_streaming => $option{allows_streaming} // 0);
+	# Whatever the locale of whoever runs the tests.
+	$node->init(allows_streaming => $option{allows_streaming} // 0, extra => [ '--encoding=UTF8', '--locale=C' ]);
 	$node->append_conf('postgresql.conf', "max_prepared_transactions = 20");
 	$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idempotency'")
 	  if $option{preload};
