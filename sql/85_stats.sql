@@ -112,7 +112,7 @@ CREATE VIEW idempotency.stats WITH (security_barrier) AS
               FROM idempotency.outcome AS t
              WHERE t.scope_id OPERATOR(pg_catalog.=) s.id AND pg_catalog.isfinite(t.finished_at)
                AND t.finished_at OPERATOR(pg_catalog.>) COALESCE(
-                       (SELECT p.frontier FROM idempotency.prune_progress AS p WHERE p.scope_id OPERATOR(pg_catalog.=) s.id), '-infinity')
+                       (SELECT LEAST(p.frontier, p.skipped_from OPERATOR(pg_catalog.-) '1 microsecond'::pg_catalog.interval) FROM idempotency.prune_progress AS p WHERE p.scope_id OPERATOR(pg_catalog.=) s.id), '-infinity')
              ORDER BY t.finished_at LIMIT 1) AS n ON true
      WHERE idempotency.scope_countable(s.id);
 COMMENT ON VIEW idempotency.stats IS 'what is counted and measured of each scope that you use, and of all of them for members of pg_monitor; never a key';

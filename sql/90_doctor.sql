@@ -16,6 +16,8 @@ BEGIN
     SELECT s.* INTO status FROM @extschema@.idem_status() AS s;
     naptime := pg_catalog.current_setting('idempotency.naptime')::pg_catalog.interval;
     FOR severity, finding, what, why, mend IN
+        WITH evidence AS MATERIALIZED (SELECT v.* FROM idempotency.window_evidence AS v),
+             stats AS MATERIALIZED (SELECT v.* FROM idempotency.stats AS v)
         -- What a crash can take.
         SELECT 'critical', 'fsync_off', 'fsync is off',
                'a crash of the machine can lose or corrupt records, and their operations happen twice',
@@ -70,7 +72,7 @@ BEGIN
                pg_catalog.format('SELECT pg_extension_config_dump(''idempotency.%s'', ''''); -- within an extension script, or reinstall', c.relname)
           FROM pg_catalog.pg_class AS c
          WHERE c.relnamespace = 'idempotency'::pg_catalog.regnamespace::pg_catalog.oid
-           AND c.relname = ANY (ARRAY['scope', 'scope_grant', 'args_rule', 'claim', 'outcome', 'message', 'tombstone', 'run', 'run_sign', 'event', 'failure_kind']::pg_catalog.name[])
+           AND c.relkind = 'r' AND c.relname <> 'prune_progress' -- which needs no dump
            AND NOT EXISTS (SELECT FROM pg_catalog.pg_extension AS e
                             WHERE e.extname = 'idempotency' AND c.oid = ANY (e.extconfig))
         -- The library and its worker.
@@ -123,27 +125,27 @@ BEGIN
                pg_catalog.format('scope %I: a run with keys here may pause for %s, and hard_limit is %s', w.scope, w.guarded_pause, w.hard_limit),
                'keys go while their run may still retry them',
                pg_catalog.format('SELECT @extschema@.idem_scope_reset(%L, ''hard_limit'');', w.scope)
-          FROM idempotency.window_evidence AS w
+          FROM evidence AS w
          WHERE w.hard_limit < w.guarded_pause
         UNION ALL
         SELECT 'notice', 'run_not_begun',
                pg_catalog.format('scope %I: keys of the last days name a run that nobody has begun', w.scope),
                'such a run keeps no keys: their window alone counts',
                'call idem_run_begin(run, longest_pause) when a run begins, and when it goes on'
-          FROM idempotency.window_evidence AS w
+          FROM evidence AS w
          WHERE w.names_unbegun_run
         UNION ALL
         SELECT 'notice', 'no_window', pg_catalog.format('scope %I keeps its outcomes for ever', w.scope),
                'its table only grows; that is right where a key may be tried again at any time',
                pg_catalog.format('SELECT @extschema@.idem_scope_set(%L, keep_forever => false, dedup_window => ''1 year'');', w.scope)
-          FROM idempotency.window_evidence AS w
+          FROM evidence AS w
          WHERE w.dedup_window IS NULL
         UNION ALL
         SELECT 'critical', 'expired_alive',
                pg_catalog.format('scope %I: %s key(s) expired while their run lives', s.scope, s.pruned_alive),
                'these runs may retry what they have done already',
                pg_catalog.format('SELECT @extschema@.idem_stats_reset(%L); -- after you have raised hard_limit; idempotency.events of kind expired_alive says which keys', s.scope)
-          FROM idempotency.stats AS s
+          FROM stats AS s
          WHERE s.pruned_alive > 0
         -- Leases and doubts.
         UNION ALL
@@ -151,35 +153,35 @@ BEGIN
                pg_catalog.format('scope %I: the slowest call took %s, the longest lease that was asked for is %s', s.scope, pg_catalog.date_trunc('milliseconds', s.slowest_call), s.longest_lease),
                'its lease ended while it was at work: others were told to execute or to reconcile',
                'ask for a longer lease, or renew it: SELECT @extschema@.idem_renew(key, lease, scope, fence);'
-          FROM idempotency.stats AS s
+          FROM stats AS s
          WHERE s.slowest_call > s.longest_lease
         UNION ALL
         SELECT 'warning', 'leases_overdue',
                pg_catalog.format('scope %I: a lease ended at %s and no sweep has seen it', w.scope, pg_catalog.date_trunc('second', w.overdue_since)),
                'the key is shown as in flight although nobody owns it',
                'CALL idempotency.sweep();'
-          FROM idempotency.window_evidence AS w
+          FROM evidence AS w
          WHERE w.overdue_since < pg_catalog.clock_timestamp() - '5 minutes'::pg_catalog.interval
         UNION ALL
         SELECT 'warning', 'unresolved',
                pg_catalog.format('scope %I: %s unknown and %s escalated key(s), the oldest since %s', s.scope, s.unknown_keys, s.escalated_keys, pg_catalog.date_trunc('second', s.oldest_unknown_at)),
                'nobody knows whether these operations happened, and nobody will execute them',
                pg_catalog.format('SELECT * FROM idempotency.unresolved WHERE scope = %L; -- then @extschema@.idem_resolve(key, verdict, ...)', s.scope)
-          FROM idempotency.stats AS s
+          FROM stats AS s
          WHERE s.oldest_unknown_at < pg_catalog.clock_timestamp() - '1 hour'::pg_catalog.interval
         UNION ALL
         SELECT 'warning', 'pruning_behind',
                pg_catalog.format('scope %I: pruning is %s behind', s.scope, pg_catalog.date_trunc('second', s.prune_lag)),
                'the table grows beyond its windows',
                'CALL idempotency.sweep(); -- or a shorter idempotency.naptime, and look for a snapshot that is held for long'
-          FROM idempotency.stats AS s
+          FROM stats AS s
          WHERE s.prune_lag > '1 hour'::pg_catalog.interval
         -- The house.
         UNION ALL
         SELECT 'warning', 'public_grant', pg_catalog.format('scope %I is granted to PUBLIC', w.scope),
                'every role that can connect may claim its keys and read their results',
                pg_catalog.format('SELECT @extschema@.idem_scope_revoke(%L, ''-'');', w.scope)
-          FROM idempotency.window_evidence AS w
+          FROM evidence AS w
          WHERE w.granted_to_public
         UNION ALL
         SELECT 'critical', 'public_table', pg_catalog.format('PUBLIC has %s on table idempotency.%I', a.privilege_type, c.relname),
@@ -209,7 +211,7 @@ BEGIN
                pg_catalog.format('scope %I: a key was claimed or finished at %s, which is still to come', w.scope, w.newest_at),
                'the clock went backwards: leases and windows last longer by that much',
                'check the time service of this machine (chronyc tracking)'
-          FROM idempotency.window_evidence AS w
+          FROM evidence AS w
          WHERE w.newest_at > pg_catalog.clock_timestamp() + '10 seconds'::pg_catalog.interval
         UNION ALL
         SELECT 'warning', 'prepared_transaction', pg_catalog.format('transaction %L was prepared at %s and is still open', p.gid, pg_catalog.date_trunc('second', p.prepared)),
@@ -253,6 +255,7 @@ DECLARE
     nullable pg_catalog.text[];
     listed pg_catalog.text;
     near_miss pg_catalog.text;
+    only_nulls pg_catalog.bool;
 BEGIN
     IF "table" IS NULL OR columns IS NULL OR pg_catalog.cardinality(columns) = 0
        OR pg_catalog.array_position(columns, NULL) IS NOT NULL THEN
@@ -260,7 +263,11 @@ BEGIN
             HINT = 'Name the columns that make the operation one of its kind, such as idem_natural_key(''credits'', ''{order_id}'').';
     END IF;
     SELECT c.oid, c.relkind, c.relpersistence, pg_catalog.format('%I.%I', n.nspname, c.relname) AS name,
-           EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid) AS has_children
+           EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid) AS has_children,
+           (SELECT pg_catalog.min(p.oid::pg_catalog.regclass::pg_catalog.text)
+              FROM pg_catalog.pg_partition_tree(c.oid::pg_catalog.regclass) AS t
+              JOIN pg_catalog.pg_class AS p ON p.oid = t.relid::pg_catalog.oid
+             WHERE c.relkind = 'p' AND t.isleaf AND p.relpersistence <> 'p') AS unlogged_partition
       INTO relation
       FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
      WHERE c.oid = "table"::pg_catalog.oid;
@@ -287,8 +294,7 @@ BEGIN
 
     -- A unique index on some of the columns is enough: whatever repeats them all repeats those.
     SELECT i.name INTO index_name
-      FROM (SELECT pg_catalog.format('%I', c.relname) AS name, x.indnullsnotdistinct,
-                   pg_catalog.array_length(x.indkey::pg_catalog.int2[], 1) AS key_count, x.indnkeyatts,
+      FROM (SELECT pg_catalog.format('%I', c.relname) AS name, x.indnullsnotdistinct, x.indnkeyatts,
                    (x.indkey::pg_catalog.int2[])[0:x.indnkeyatts - 1] AS keys
               FROM pg_catalog.pg_index AS x JOIN pg_catalog.pg_class AS c ON c.oid = x.indexrelid
              WHERE x.indrelid = relation.oid
@@ -299,7 +305,7 @@ BEGIN
             SELECT FROM pg_catalog.pg_attribute AS a
              WHERE a.attrelid = relation.oid AND a.attnum = ANY (i.keys) AND NOT a.attnotnull))
      ORDER BY i.indnkeyatts LIMIT 1;
-    IF index_name IS NOT NULL AND relation.relpersistence = 'p'
+    IF index_name IS NOT NULL AND relation.relpersistence = 'p' AND relation.unlogged_partition IS NULL
        AND NOT (relation.has_children AND relation.relkind = 'r') THEN
         safe := true;
         RETURN;
@@ -313,23 +319,34 @@ BEGIN
                         WHEN NOT x.indimmediate THEN 'its constraint is deferrable: a repeat is found at COMMIT, after its effect'
                         WHEN x.indpred IS NOT NULL THEN 'it is partial'
                         WHEN x.indexprs IS NOT NULL THEN 'it is on expressions'
-                        ELSE pg_catalog.format('%s may be null, and nulls are never equal', pg_catalog.array_to_string(nullable, ', ')) END)
-          INTO near_miss
+                        ELSE pg_catalog.format('%s may be null, and nulls are never equal', pg_catalog.array_to_string(nullable, ', ')) END),
+               x.indisvalid AND x.indisready AND x.indislive AND x.indisunique AND x.indimmediate AND x.indpred IS NULL AND x.indexprs IS NULL
+          INTO near_miss, only_nulls
           FROM pg_catalog.pg_index AS x JOIN pg_catalog.pg_class AS c ON c.oid = x.indexrelid
          WHERE x.indrelid = relation.oid
-           AND (x.indexprs IS NOT NULL OR (x.indkey::pg_catalog.int2[])[0:x.indnkeyatts - 1] <@ wanted)
-         ORDER BY x.indisunique DESC, x.indexprs IS NOT NULL, x.indisvalid DESC, c.relname LIMIT 1;
+           -- Of an expression, the columns that it reads.
+           AND pg_catalog.array_remove((x.indkey::pg_catalog.int2[])[0:x.indnkeyatts - 1], 0::pg_catalog.int2) <@ wanted
+           AND (x.indexprs IS NULL OR NOT EXISTS (
+                SELECT FROM pg_catalog.pg_depend AS d
+                 WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid AND d.objid = x.indexrelid
+                   AND d.refobjid = relation.oid AND d.refobjsubid <> 0 AND d.refobjsubid <> ALL (wanted)))
+         ORDER BY x.indisunique DESC, x.indexprs IS NOT NULL, x.indisvalid DESC, x.indimmediate DESC, x.indpred IS NOT NULL, c.relname
+         LIMIT 1;
         missing := COALESCE(near_miss, pg_catalog.format('no unique index on (%s)', listed));
         ddl := pg_catalog.concat_ws(E'\n',
             (SELECT pg_catalog.string_agg(pg_catalog.format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation.name, n.name), E'\n')
                FROM pg_catalog.unnest(nullable) AS n (name)),
-            CASE WHEN relation.relkind = 'p'
+            CASE WHEN only_nulls THEN NULL
+                 WHEN relation.relkind = 'p'
                  THEN pg_catalog.format('CREATE UNIQUE INDEX ON %s (%s); -- the partition key must be among the columns', relation.name, listed)
                  ELSE pg_catalog.format('CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s);', relation.name, listed) END);
     ELSIF relation.relpersistence <> 'p' THEN
         missing := CASE relation.relpersistence WHEN 'u' THEN 'the table is unlogged: a crash empties it'
                                                 ELSE 'the table is temporary' END;
         ddl := CASE relation.relpersistence WHEN 'u' THEN pg_catalog.format('ALTER TABLE %s SET LOGGED;', relation.name) END;
+    ELSIF relation.unlogged_partition IS NOT NULL THEN
+        missing := pg_catalog.format('partition %s is not logged: a crash empties it', relation.unlogged_partition);
+        ddl := pg_catalog.format('ALTER TABLE %s SET LOGGED;', relation.unlogged_partition);
     ELSE
         missing := 'the table has children by inheritance, which its index does not cover';
     END IF;

@@ -66,6 +66,8 @@ pub enum Error {
     Expired(Place),
     /// An open key that only `force` forgets.
     StillOpen { place: Place, state: &'static str },
+    /// An open key that this transaction has claimed: nothing forgets it.
+    ClaimedHere(Place),
     /// A key of a scope whose keys carry their time, and it does not.
     KeyWithoutTime { place: Place, form: &'static str },
     /// A call that was issued at a time to come.
@@ -151,7 +153,7 @@ impl Error {
             Error::OutcomeUnknown(_) | Error::Escalated(_) => b"ID005",
             Error::FinalFailure(_) => b"ID006",
             Error::Expired(_) => b"ID007",
-            Error::StillOpen { .. } => b"55006",
+            Error::StillOpen { .. } | Error::ClaimedHere(_) => b"55006",
             Error::NoSuchRun { .. } => b"42704",
             Error::NullArgument(_) => b"22004",
             Error::BadValue { .. } | Error::KeyWithoutTime { .. } | Error::IssuedAhead(_) => {
@@ -249,6 +251,9 @@ impl Error {
             }
             Error::Expired(place) => format!("{} has expired", named(place)),
             Error::StillOpen { place, state } => format!("{} is {state}", named(place)),
+            Error::ClaimedHere(place) => {
+                format!("{} is claimed in this transaction", named(place))
+            }
             Error::KeyWithoutTime { place, form } => {
                 format!("{} is not a {form}", named(place))
             }
@@ -336,7 +341,9 @@ impl Error {
             Error::Expired(_) => {
                 "The key was finished, or its call issued, so long ago that its window is over."
             }
-            Error::StillOpen { .. } => "Whether it has its effect is not decided yet.",
+            Error::StillOpen { .. } | Error::ClaimedHere(_) => {
+                "Whether it has its effect is not decided yet."
+            }
             Error::KeyWithoutTime { .. } => {
                 "The scope takes issued_at from its keys, and this one carries no time."
             }
@@ -434,6 +441,9 @@ impl Error {
             }
             Error::StillOpen { .. } => {
                 "Let its owner finish it, or decide with idem_resolve; force => true forgets it all the same, and its operation could happen again.".to_owned()
+            }
+            Error::ClaimedHere(_) => {
+                "Complete, fail or release it first, or end this transaction.".to_owned()
             }
             Error::KeyWithoutTime { form, .. } => format!(
                 "Make keys of this scope as {form}, or run idem_scope_reset(scope, 'issued_at_from')."

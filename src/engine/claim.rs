@@ -19,7 +19,7 @@ use crate::policy::{self, Scope};
 use crate::stats::{self, Counter, Observed};
 use crate::store::claim::OpenRow;
 use crate::store::event::Kind;
-use crate::store::{KeyTables, message, outcome};
+use crate::store::{KeyTables, message, outcome, tombstone};
 use idempotency_core::decide::{
     self, Decision, EffectKind, FinishedKey, FinishedState, Found, OpenKey, OpenState, Ownership,
     Prior,
@@ -305,7 +305,8 @@ fn in_progress_until(at: Instant) -> Answer {
     }
 }
 
-/// Another transaction holds the key. A finished key within its window is answered; for all else wait.
+/// Another transaction holds the key. A finished key within its window is answered, unless that transaction takes its
+/// record away; for all else wait.
 pub fn without_lock(
     key: &ScopedKey,
     args: Args,
@@ -313,11 +314,14 @@ pub fn without_lock(
     tables: &KeyTables,
 ) -> Result<Step, Error> {
     let record = record::probe(tables, key, scope, Snapshot::Now)?;
+    let held = Answer::bare(Word::InProgress);
+    if matches!(record, Record::Finished(_)) && !outcome::stays(&tables.outcome, &key.digest) {
+        return Ok(Step::Held(held));
+    }
     let now = server::now();
     if !same_args(args, scope, &record, now)? {
         return Ok(Step::Mismatch);
     }
-    let held = Answer::bare(Word::InProgress);
     let answer = match &record {
         Record::Finished(row) => match decide::decide(record.found(), &scope.policy(), None, now) {
             Decision::Replay => repeated(Word::Replay, row, scope, now),
@@ -531,7 +535,12 @@ pub fn note_late(
                 server::warn_expired_alive(&key.place(), row.run.as_deref().unwrap_or_default());
             }
             trail::of_finished(Kind::LateRetry, row, again, reason())?;
-            window::outcome_guarded_until(&row.finished, &scope.policy())
+            let until = window::outcome_guarded_until(&row.finished, &scope.policy());
+            // A claim that is given back leaves the key as late as it was.
+            if window::remembered(until, &scope.policy(), now) {
+                tombstone::put(&key.digest, scope.id(), Some(until))?;
+            }
+            until
         }
         Record::Pruned(at) if window::remembered(*at, &scope.policy(), now) => {
             let names = (trail::EXPIRED, again);
@@ -627,7 +636,7 @@ fn own(
             trail::open_name(OpenState::Unknown),
             trail::open_name(OpenState::InFlight),
         );
-        trail::step(key, &row, names, row.prior_reason.clone(), None)?;
+        trail::of_open(Kind::Doubt, &row, names, row.prior_reason.clone(), None)?;
     }
     match ownership.kind {
         // The effect outlives a crash, so its claim must too, whatever synchronous_commit says.

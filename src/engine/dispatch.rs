@@ -18,6 +18,7 @@ use crate::pg::{identity, server};
 use crate::policy::{self, Scope};
 use crate::stats::{self, Counter};
 use crate::store::claim::OpenRow;
+use crate::store::event::Kind;
 use crate::store::message::{Candidate, MessageRow, Messages, NEVER};
 use crate::store::{KeyTables, Stands};
 use idempotency_core::backoff;
@@ -338,7 +339,7 @@ impl Look<'_> {
                 trail::open_name(OpenState::Unknown),
                 trail::open_name(OpenState::InFlight),
             );
-            trail::step(&key, &row, names, row.prior_reason.clone(), None)?;
+            trail::of_open(Kind::Doubt, &row, names, row.prior_reason.clone(), None)?;
         }
         match own.kind {
             // What is sent outlives a crash, so its claim must too, whatever synchronous_commit says.

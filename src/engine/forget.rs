@@ -19,9 +19,7 @@ pub fn forget(key: &ScopedKey, force: bool) -> Result<&'static str, Error> {
     let scope = policy::operated(&key.scope)?;
     let _kept = KeyLock::acquire(&key.digest);
     if open_claims::transactional(&key.digest).is_some() {
-        let place = key.place();
-        let state = "claimed in this transaction";
-        return Err(Error::StillOpen { place, state });
+        return Err(Error::ClaimedHere(key.place()));
     }
     let record = record::probe(&tables, key, &scope, Snapshot::Now)?;
     record::require_visible(&tables, key)?;
@@ -49,7 +47,7 @@ pub fn forget(key: &ScopedKey, force: bool) -> Result<&'static str, Error> {
             }
             let names = (state, trail::ABSENT);
             let reason = row.reason.clone();
-            trail::of_key(Kind::Forgotten, scope.id(), key, names, reason)?;
+            trail::of_open(Kind::Forgotten, row, names, reason, None)?;
             state
         }
     };

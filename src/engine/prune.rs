@@ -175,11 +175,11 @@ fn prune_scope(
         })?;
         match did {
             Did::Change => batch.outcomes_pruned += 1,
-            Did::Skipped => {
+            Did::Nothing if !is_unanswered(scopes, scope, candidate) => {}
+            Did::Skipped | Did::Nothing => {
                 let first = candidate.at.finished_at;
                 progress.skipped_from.get_or_insert(first);
             }
-            Did::Nothing => {}
         }
         if (terms.is_over)() {
             break;
@@ -215,6 +215,7 @@ fn prune_scope(
     } else {
         progress.frontier = progress.frontier.max(progress.cursor.finished_at);
     }
+    batch.waits_to_retry |= progress.skipped_from.is_some();
     let is_worth_it = stored.is_some() || progress.cursor != CURSOR_START;
     if is_worth_it && stored != Some(progress) {
         save(scope, &progress)?;
@@ -363,6 +364,12 @@ fn ask(scopes: &mut Scopes, scope: &Scope, due: &[Candidate], terms: &Terms<'_>)
         scopes.alive.insert(question, said);
     }
     due.len()
+}
+
+/// Whether the predicate was to say whether the outcome's run lives, and did not.
+fn is_unanswered(scopes: &Scopes, scope: &Scope, candidate: &Candidate) -> bool {
+    let question = candidate.run.clone().map(|run| (scope.id(), run));
+    question.is_some_and(|question| scopes.alive.get(&question) == Some(&None))
 }
 
 /// What the scope's predicate says of the outcome's run, where that is not what is written down: alive, or nothing that

@@ -8,6 +8,7 @@ use crate::pg::table::Mode;
 use crate::policy::Scope;
 use crate::stats::{self, Counter, Observed};
 use crate::store::claim::{self, OpenRow};
+use crate::store::event::Kind;
 use crate::store::message::{self, Messages};
 use crate::store::outcome::OutcomeRow;
 use crate::store::{KeyTables, Stands};
@@ -146,7 +147,7 @@ impl Site<'_> {
                 || name == trail::open_name(OpenState::Escalated)
         };
         if before.prior == Prior::Unknown || doubtful(names.0) || doubtful(names.1) {
-            trail::step(self.key, row, names, grounds.reason, grounds.evidence)?;
+            trail::of_open(Kind::Doubt, row, names, grounds.reason, grounds.evidence)?;
         }
         Ok(())
     }

@@ -118,6 +118,8 @@ pub struct Batch {
     /// Keys that could not be changed, and the first reason why.
     pub skipped: u32,
     pub skipped_because: Option<String>,
+    /// Keys that an earlier pass could not change wait to be tried again: what was wrong then may be so still.
+    pub waits_to_retry: bool,
     /// Keys that went while their run lives, by the names of their scopes.
     pub expired_alive: Vec<(String, u32)>,
     /// The transaction holds as many locks as it should.

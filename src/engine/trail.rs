@@ -36,9 +36,10 @@ pub fn finished_name(state: FinishedState) -> &'static str {
     }
 }
 
-/// Writes one step. `row` is the claim that the step ends or begins.
-pub fn step(
-    key: &ScopedKey,
+/// Writes what became of an open key: a step into doubt, through it or out of it, or that it was forgotten. `row` is the
+/// claim that this ends or begins.
+pub fn of_open(
+    kind: Kind,
     row: &OpenRow,
     (from_state, to_state): (&'static str, &'static str),
     reason: Option<String>,
@@ -46,13 +47,13 @@ pub fn step(
 ) -> Result<(), Error> {
     event::insert(EventRow {
         scope_id: Some(row.scope_id),
-        key: Some(key.key.clone()),
+        key: Some(row.key.clone()),
         run: row.run.clone(),
         fence: Some(row.open.fence),
         attempt: Some(row.open.attempt),
         reason,
         evidence,
-        ..bare(Kind::Doubt, from_state, to_state)
+        ..bare(kind, from_state, to_state)
     })
 }
 

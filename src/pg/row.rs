@@ -1,6 +1,7 @@
 //! A row of ours under a scan: its columns by the code's own numbers, copied out of PostgreSQL's memory.
 
 use super::jsonb::Jsonb;
+use super::snapshot;
 use super::table::Shape;
 use super::value;
 use idempotency_core::time::Instant;
@@ -92,6 +93,16 @@ impl Row<'_> {
             let interval = unsafe { *datum.cast_mut_ptr::<pg_sys::Interval>() };
             idempotency_core::time::interval_us(interval.month, interval.day, interval.time)
         })
+    }
+
+    /// Whether another transaction is about to delete or replace the row, or has just done so.
+    pub fn is_leaving(&self) -> bool {
+        // SAFETY: the scan still holds the page that the tuple stands on.
+        unsafe {
+            snapshot::remover((*self.tuple).t_data).is_some_and(|xmax| {
+                pg_sys::TransactionIdIsInProgress(xmax) || pg_sys::TransactionIdDidCommit(xmax)
+            })
+        }
     }
 
     /// Where the row stands: block and offset, in index order among equal keys.

@@ -93,6 +93,11 @@ pub fn find(table: &Table, digest: &[u8; 16], snapshot: Snapshot) -> Option<Outc
     super::find(table, digest, snapshot, read)
 }
 
+/// Whether the row is there to stay: no transaction that has not ended removes it.
+pub fn stays(table: &Table, digest: &[u8; 16]) -> bool {
+    super::find(table, digest, Snapshot::Now, |row| !row.is_leaving()).unwrap_or(false)
+}
+
 /// Inserts the row.
 pub(super) fn insert(table: &Table, digest: &[u8; 16], row: &OutcomeRow) -> Result<(), Error> {
     table.insert(write(digest, row))

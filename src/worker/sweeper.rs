@@ -84,6 +84,7 @@ fn visit() {
     };
     let mut pass = Pass::from_place(&place, &banned);
     let mut expired_alive = BTreeMap::new();
+    let mut waits_to_retry = false;
     // By a clock that nobody sets.
     let started = Moment::now();
     let deadline = started + SWEEP_MAX;
@@ -108,6 +109,7 @@ fn visit() {
                 swept.leases_ended += u64::from(batch.leases_ended);
                 swept.outcomes_pruned += u64::from(batch.outcomes_pruned);
                 swept.error = swept.error.take().or(batch.skipped_because);
+                waits_to_retry |= batch.waits_to_retry;
                 for (scope, count) in batch.expired_alive {
                     *expired_alive.entry(scope).or_insert(0) += count;
                 }
@@ -135,6 +137,10 @@ fn visit() {
     let steps = [write_down(), alert(&expired_alive), reconcile_due(until)];
     for message in steps.into_iter().filter_map(Result::err) {
         swept.error.get_or_insert(message);
+    }
+    if waits_to_retry {
+        let last = shmem::last_sweep().and_then(|last| last.error);
+        swept.error = swept.error.take().or(last);
     }
     let now = server::now();
     shmem::report_sweep(&Swept {
