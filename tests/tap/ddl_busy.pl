@@ -119,6 +119,14 @@ $sql->(q{CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAI
 	CREATE TRIGGER raises BEFORE DELETE ON idempotency.outcome FOR EACH ROW WHEN (OLD.key = 'poison') EXECUTE FUNCTION raises()});
 $sql->(q{ALTER TABLE idempotency.outcome DISABLE TRIGGER raises; SELECT idem_once('poison', 'SELECT to_jsonb(1)', scope => 'short'); ALTER TABLE idempotency.outcome ENABLE TRIGGER raises});
 until_true($node, 'app', q{SELECT last_error LIKE '%not today%' FROM idem_status()}, 'an error of a trigger in the worker shows in idem_status');
+# The visits before it is tried again say the same.
+for (1 .. 5)
+{
+	my $at = $sql->('SELECT last_sweep_at FROM idem_status()');
+	until_true($node, 'app', "SELECT last_sweep_at > '$at' FROM idem_status()", 'another visit');
+	is($sql->(q{SELECT last_error LIKE '%not today%' FROM idem_status()}), 't', 'which says so still');
+}
+is($sql->(q{SELECT prune_lag > '0' FROM idempotency.stats WHERE scope = 'short'}), 't', 'pruning is behind, and stats say so');
 $sql->('DROP TRIGGER raises ON idempotency.outcome');
 until_true($node, 'app', q{SELECT last_error IS NULL AND NOT EXISTS (SELECT FROM idempotency.outcome WHERE key = 'poison') FROM idem_status()}, 'and is over with it');
 
