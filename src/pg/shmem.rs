@@ -278,7 +278,11 @@ pub fn banned(now: Instant, until: Instant) -> Vec<i32> {
         return Vec::new();
     };
     let asked = place.asking.swap(0, Ordering::Relaxed);
-    let is_over = |end: &AtomicI64| end.load(Ordering::Relaxed) <= now.0;
+    // One that ends later than any could was made before the clock went back.
+    let is_over = |end: &AtomicI64| {
+        let end = end.load(Ordering::Relaxed);
+        end <= now.0 || end > until.0
+    };
     if asked != 0 {
         join_banned(place, asked, now, until);
     }
