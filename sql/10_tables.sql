@@ -160,12 +160,14 @@ CREATE TABLE idempotency.prune_progress (
     skipped_from  pg_catalog.timestamptz,
     retry_at      pg_catalog.timestamptz,
     at_end        pg_catalog.bool NOT NULL,
+    tombstones_from pg_catalog.timestamptz,
     CONSTRAINT prune_progress_scope_id_pkey PRIMARY KEY (scope_id)
 ) WITH (fillfactor = 60);
 COMMENT ON TABLE idempotency.prune_progress IS 'how far pruning has come in each scope, so that no pass reads again what the one before has read';
 COMMENT ON COLUMN idempotency.prune_progress.finished_at IS 'the pass goes on from outcomes of this time, and behind this place among equal times';
 COMMENT ON COLUMN idempotency.prune_progress.skipped_from IS 'the first outcome that was due and could not be pruned; a pass after retry_at goes on from here';
 COMMENT ON COLUMN idempotency.prune_progress.frontier IS 'the farthest that any pass came';
+COMMENT ON COLUMN idempotency.prune_progress.tombstones_from IS 'the pass goes on from tombstones that expired then';
 
 CREATE TABLE idempotency.observed (
     scope_id        pg_catalog.int4 NOT NULL,
@@ -176,9 +178,11 @@ CREATE TABLE idempotency.observed (
     longest_unknown pg_catalog.interval,
     slowest_call    pg_catalog.interval,
     longest_lease   pg_catalog.interval,
+    reset_at        pg_catalog.timestamptz,
     CONSTRAINT observed_scope_id_pkey PRIMARY KEY (scope_id)
 );
 COMMENT ON TABLE idempotency.observed IS 'what the worker saw of each scope, for idem_window_advice: times from a key''s first claim to a repeat, in doubling buckets from one second, and the longest of each kind';
+COMMENT ON COLUMN idempotency.observed.reset_at IS 'the last idem_stats_reset: events of before have been seen to';
 
 CREATE TABLE idempotency.activity (
     scope_id pg_catalog.int4 NOT NULL,

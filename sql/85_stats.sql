@@ -191,6 +191,9 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
              CROSS JOIN LATERAL (SELECT FROM idempotency.outcome AS k
                                   WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id LIMIT 1) AS k) AS longest_run,
            s.hard_limit, s.guard,
+           (SELECT pg_catalog.count(*) FROM idempotency.event AS e
+             WHERE e.scope_id OPERATOR(pg_catalog.=) s.id AND e.kind OPERATOR(pg_catalog.=) 'expired_alive'
+               AND e.happened_at OPERATOR(pg_catalog.>) COALESCE(b.reset_at, '-infinity')) AS expired_alive,
            (SELECT pg_catalog.min(k.lease_expires_at) FROM idempotency.claim AS k
              WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.state OPERATOR(pg_catalog.=) 'f'
                AND k.lease_expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp()) AS overdue_since,
@@ -249,12 +252,14 @@ CREATE FUNCTION @extschema@.idem_window_advice(
     OUT warning pg_catalog.text
 ) LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $function$
 BEGIN
-    -- Raises where the scope is not there, or not for the caller.
-    PERFORM @extschema@.idem_guarantee(idem_window_advice.scope);
     SELECT a.dedup_window, a.recommended, a.verdict, a.reasons, a.warning
       INTO dedup_window, recommended, verdict, reasons, warning
       FROM idempotency.advice AS a
      WHERE a.scope OPERATOR(pg_catalog.=) idem_window_advice.scope;
+    IF NOT FOUND THEN
+        -- Raises: the scope is not there, or not for the caller.
+        PERFORM @extschema@.idem_guarantee(idem_window_advice.scope);
+    END IF;
 END
 $function$;
 COMMENT ON FUNCTION @extschema@.idem_window_advice(pg_catalog.text) IS

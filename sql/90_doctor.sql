@@ -142,11 +142,11 @@ BEGIN
          WHERE w.dedup_window IS NULL
         UNION ALL
         SELECT 'critical', 'expired_alive',
-               pg_catalog.format('scope %I: %s key(s) expired while their run lives', s.scope, s.pruned_alive),
+               pg_catalog.format('scope %I: %s key(s) expired while their run lives', w.scope, w.expired_alive),
                'these runs may retry what they have done already',
-               pg_catalog.format('SELECT @extschema@.idem_stats_reset(%L); -- after you have raised hard_limit; idempotency.events of kind expired_alive says which keys', s.scope)
-          FROM stats AS s
-         WHERE s.pruned_alive > 0
+               pg_catalog.format('SELECT @extschema@.idem_stats_reset(%L); -- after you have raised hard_limit; idempotency.events of kind expired_alive says which keys', w.scope)
+          FROM evidence AS w
+         WHERE w.expired_alive > 0
         -- Leases and doubts.
         UNION ALL
         SELECT 'warning', 'lease_too_short',

@@ -80,6 +80,8 @@ pub enum Error {
     RunOver { run: String },
     /// May not begin runs.
     MayNotBegin { role: String },
+    /// What decides over this key was changed while it was pruned.
+    Overtaken(Place),
     /// A function of a scope that would call this function, which calls functions of scopes.
     Nested(&'static str),
     /// The scope names no reconciler.
@@ -175,6 +177,7 @@ impl Error {
             Error::NotInstalled
             | Error::NoReconciler { .. }
             | Error::Nested(_)
+            | Error::Overtaken(_)
             | Error::RunOver { .. }
             | Error::TableChanged { .. }
             | Error::IndexMissing { .. }
@@ -243,6 +246,12 @@ impl Error {
             Error::NotOperator(place) => {
                 format!(
                     "only an operator decides for {} without its fence",
+                    named(place)
+                )
+            }
+            Error::Overtaken(place) => {
+                format!(
+                    "the policy or the run of {} changed meanwhile",
                     named(place)
                 )
             }
@@ -370,6 +379,7 @@ impl Error {
             | Error::NoSuchRun { .. }
             | Error::NoReconciler { .. }
             | Error::Nested(_)
+            | Error::Overtaken(_)
             | Error::Function { .. }
             | Error::TooLarge { .. }
             | Error::NotInstalled
@@ -433,6 +443,7 @@ impl Error {
             Error::NotOperator(_) => {
                 "Pass fence => the fence that idem_claim or idem_dispatch returned, or ask the scope's owner.".to_owned()
             }
+            Error::Overtaken(_) => "Sweep again.".to_owned(),
             Error::Nested(_) => {
                 "It answers one question about one key or run, and changes nothing.".to_owned()
             }

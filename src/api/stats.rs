@@ -82,7 +82,7 @@ fn reset(call: &Call) -> Result<Reply, Error> {
     };
     for id in ids {
         counters::reset(id);
-        identity::acting_as(owner, || observed::forget(id));
+        identity::acting_as(owner, || observed::reset(id, server::now()));
     }
     Ok(Reply::Void)
 }

@@ -315,10 +315,18 @@ pub fn without_lock(
 ) -> Result<Step, Error> {
     let record = record::probe(tables, key, scope, Snapshot::Now)?;
     let held = Answer::bare(Word::InProgress);
-    if matches!(record, Record::Finished(_)) && !outcome::stays(&tables.outcome, &key.digest) {
-        return Ok(Step::Held(held));
-    }
     let now = server::now();
+    if let Record::Finished(row) = &record {
+        // Whoever holds the key may execute it, if its run was over when they looked, and has begun again since.
+        let own = FinishedKey {
+            run: Run::None,
+            ..row.finished
+        };
+        let by_window = window::outcome_guarded_until(&own, &scope.policy()) > now;
+        if !by_window || !outcome::stays(&tables.outcome, &key.digest) {
+            return Ok(Step::Held(held));
+        }
+    }
     if !same_args(args, scope, &record, now)? {
         return Ok(Step::Mismatch);
     }

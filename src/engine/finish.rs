@@ -196,6 +196,11 @@ pub fn renew(key: &ScopedKey, fence: Option<i64>, lease: Span) -> Result<Instant
     runs::sign_of_life(row.run.as_deref(), &scope)?;
     // Where a sweep has moved the ended claim of a local scope, this moves it back.
     tables.write_open(&key.digest, &row, held.stands)?;
+    match row.open.kind {
+        // Its owner relies on the later end: a crash must not bring the earlier one back.
+        EffectKind::External | EffectKind::Keyed => server::force_synchronous_commit(),
+        EffectKind::Local => {}
+    }
     keep_lock(key)?;
     tables.keep();
     Ok(until)

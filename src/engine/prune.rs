@@ -13,10 +13,10 @@ use crate::pg::lock::KeyLock;
 use crate::pg::reader::{self, Named};
 use crate::pg::table::{Mode, Snapshot};
 use crate::pg::time_limit::Runner;
-use crate::pg::{server, shmem};
+use crate::pg::{invalidation, server, shmem};
 use crate::policy::{self, Scope};
 use crate::stats::{self, Counter};
-use crate::store::outcome::{self, CURSOR_START, Candidate};
+use crate::store::outcome::{self, CURSOR_START, Candidate, OutcomeRow};
 use crate::store::progress::{self, Progress};
 use crate::store::run::{RunRow, Runs};
 use crate::store::{KeyTables, Stands, scope, tombstone};
@@ -26,6 +26,8 @@ use idempotency_core::time::{Instant, Span};
 use idempotency_core::window::{self, Prune, Run};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::time::Instant as Moment;
 
 /// After this long a pass begins at the first outcome again, for those that were locked, or stayed for their run.
 const FULL_PASS_US: i64 = 600_000_000;
@@ -35,6 +37,9 @@ pub const BAN_US: i64 = 60_000_000;
 const RETRY_US: i64 = 10_000_000;
 /// Longest that the worker gives a predicate, whatever idempotency.reconcile_timeout says.
 const WORKER_LIMIT_MS: i32 = 1_000;
+
+/// A pass that does not prune this many times as fast as the outcomes were finished once does not keep up.
+const KEEP_UP: i64 = 2;
 
 /// Places written down in one batch.
 const SAVED_MAX: usize = 64;
@@ -54,6 +59,8 @@ pub struct Scopes {
     /// Predicates that failed: why first, and how much time that took. After as long as one answer may take, no more are
     /// asked for in this pass.
     failed: HashMap<i32, (String, i64)>,
+    /// When this pass began to prune each scope, and from which time of its outcomes.
+    begun: HashMap<i32, (Moment, Instant)>,
 }
 
 impl Scopes {
@@ -120,12 +127,6 @@ fn prune_scope(
     terms: &Terms<'_>,
     batch: &mut Batch,
 ) -> Result<bool, Error> {
-    if !prune_tombstones(scope, terms, batch)? {
-        return Ok(false);
-    }
-    let Some(window) = scope.window() else {
-        return Ok(true);
-    };
     let now = server::now();
     let stored = match scopes.progress.get(&scope.id()) {
         Some(progress) => Some(*progress),
@@ -139,6 +140,7 @@ fn prune_scope(
         skipped_from: None,
         retry_at: None,
         at_end: false,
+        tombstones_from: None,
     };
     let mut progress = match stored {
         Some(stored) if !is_new_turn => stored,
@@ -146,6 +148,16 @@ fn prune_scope(
             stored.next_pass(now, terms.runner)
         }
         Some(_) | None => begin(),
+    };
+    let tombstones_done = prune_tombstones(scope, terms, batch, &mut progress)?;
+    let window = match scope.window() {
+        Some(window) if tombstones_done => window,
+        // One that keeps its outcomes for ever may still have tombstones of before.
+        Some(_) | None => {
+            progress.at_end = tombstones_done;
+            note(scopes, scope, stored, progress)?;
+            return Ok(tombstones_done);
+        }
     };
     let until = Instant(now.0.saturating_sub(window.us()));
     let due = outcome::finished_until(
@@ -156,6 +168,10 @@ fn prune_scope(
         terms.limit,
     );
     let reached_end = due.len() < terms.limit;
+    if let Some(first) = due.first() {
+        let begun = (Moment::now(), first.at.finished_at);
+        scopes.begun.entry(scope.id()).or_insert(begun);
+    }
     // Asked before any key of this batch is locked.
     let asked = ask(scopes, scope, &due, terms);
     if let (Some((why, _)), Some(name)) = (scopes.failed.get(&scope.id()), scope.run_is_alive()) {
@@ -214,15 +230,32 @@ fn prune_scope(
         }
     } else {
         progress.frontier = progress.frontier.max(progress.cursor.finished_at);
+        if let Some((begun, from)) = scopes.begun.get(&scope.id()) {
+            let taken_us = i64::try_from(begun.elapsed().as_micros()).unwrap_or(i64::MAX);
+            let done_us = progress.cursor.finished_at.since(*from);
+            batch.falls_behind =
+                batch.outcomes_pruned > 0 && done_us < taken_us.saturating_mul(KEEP_UP);
+        }
     }
     batch.waits_to_retry |= progress.skipped_from.is_some();
-    let is_worth_it = stored.is_some() || progress.cursor != CURSOR_START;
-    if is_worth_it && stored != Some(progress) {
+    note(scopes, scope, stored, progress)?;
+    Ok(done)
+}
+
+/// Writes down where the pass over a scope stands, where that is news.
+fn note(
+    scopes: &mut Scopes,
+    scope: &Scope,
+    stored: Option<Progress>,
+    progress: Progress,
+) -> Result<(), Error> {
+    let is_begun = progress.cursor != CURSOR_START || progress.tombstones_from.is_some();
+    if (stored.is_some() || is_begun) && stored != Some(progress) {
         save(scope, &progress)?;
         scopes.saved += 1;
     }
     scopes.progress.insert(scope.id(), progress);
-    Ok(done)
+    Ok(())
 }
 
 fn full_pass_is_due(stored: &Progress, now: Instant) -> bool {
@@ -252,24 +285,24 @@ fn prune_one(
     let Some(row) = outcome::find(&tables.outcome, digest, Snapshot::Now) else {
         return Ok(false);
     };
-    let finished_at = row.finished.finished_at;
-    let run = match by_predicate {
-        Some(run) => run,
-        None => runs::standing(row.run.as_deref(), finished_at, scope, Snapshot::Now)?,
-    };
-    let finished = FinishedKey {
-        run,
-        ..row.finished
-    };
-    let Prune::Go {
-        run_is_alive,
-        remember,
-    } = window::prune(&finished, &scope.policy(), server::now())
+    let judged = judge(scope.id(), &row, by_predicate)?;
+    let (
+        Prune::Go {
+            run_is_alive,
+            remember,
+        },
+        is_guarded,
+    ) = judged
     else {
         return Ok(false);
     };
     tables.erase(digest, Stands::InOutcome)?;
-    if scope.guard().is_some() {
+    // From here on claims see that it goes, and wait. One before may have been told a replay by what was committed since
+    // the judgement: then it must not go.
+    if judge(scope.id(), &row, by_predicate)? != judged {
+        return Err(Error::Overtaken(Place::new(scope.name(), &row.key)));
+    }
+    if is_guarded {
         tombstone::put(digest, scope.id(), remember)?;
     }
     stats::count(scope.id(), Counter::Pruned);
@@ -284,17 +317,52 @@ fn prune_one(
     Ok(true)
 }
 
+/// What is to become of an outcome, and whether its scope has a guard, by what is committed now.
+fn judge(
+    scope_id: i32,
+    row: &OutcomeRow,
+    by_predicate: Option<Run>,
+) -> Result<(Prune, bool), Error> {
+    let Some(scope) = fresh(scope_id)? else {
+        return Ok((Prune::Keep, false));
+    };
+    let finished_at = row.finished.finished_at;
+    let run = match by_predicate {
+        Some(run) => run,
+        None => runs::standing(row.run.as_deref(), finished_at, &scope, Snapshot::Now)?,
+    };
+    let finished = FinishedKey {
+        run,
+        ..row.finished
+    };
+    let prune = window::prune(&finished, &scope.policy(), server::now());
+    Ok((prune, scope.guard().is_some()))
+}
+
+/// The scope as it is now, and not as it was when the batch began.
+fn fresh(scope_id: i32) -> Result<Option<Rc<Scope>>, Error> {
+    invalidation::accept();
+    policy::by_id(scope_id)
+}
+
 /// Whether everything of the scope that was remembered for long enough is gone.
-fn prune_tombstones(scope: &Scope, terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
-    // Without a guard nothing is remembered any more.
-    let guard_us = scope.guard().map_or(0, Span::us);
-    let until = Instant(server::now().0.saturating_sub(guard_us));
-    let due = tombstone::older_than(scope.id(), until, terms.limit)?;
-    for digest in &due {
+fn prune_tombstones(
+    scope: &Scope,
+    terms: &Terms<'_>,
+    batch: &mut Batch,
+    progress: &mut Progress,
+) -> Result<bool, Error> {
+    let until = guarded_since(Some(scope));
+    let from = progress.tombstones_from.unwrap_or(CURSOR_START.finished_at);
+    let due = tombstone::expired_within(scope.id(), from, until, terms.limit)?;
+    let mut skipped_from = None;
+    for (digest, expired_at) in &due {
         server::check_for_interrupts();
+        progress.tombstones_from = Some(*expired_at);
         batch.handled += 1;
-        batch.change(digest, terms.each, &|digest| {
-            // It may be that of a later record by now.
+        let did = batch.change(digest, terms.each, &|digest| {
+            // It may be that of a later record by now, and the guard another.
+            let until = guarded_since(fresh(scope.id())?.as_deref());
             let still_due = tombstone::find(digest, Snapshot::Now)?
                 .is_some_and(|expired_at| expired_at <= until);
             if still_due {
@@ -302,11 +370,26 @@ fn prune_tombstones(scope: &Scope, terms: &Terms<'_>, batch: &mut Batch) -> Resu
             }
             Ok(still_due)
         })?;
+        if did == Did::Skipped {
+            skipped_from.get_or_insert(*expired_at);
+        }
         if (terms.is_over)() {
             return Ok(false);
         }
     }
-    Ok(due.len() < terms.limit)
+    let done = due.len() < terms.limit;
+    if done && let Some((_, last)) = due.last() {
+        // All of that time have been looked at. One that was held comes again, at the latest with the next full pass.
+        let behind = Instant(last.0.saturating_add(1));
+        progress.tombstones_from = Some(skipped_from.unwrap_or(behind));
+    }
+    Ok(done)
+}
+
+/// Windows that ended before this are remembered no more: without a guard none is.
+fn guarded_since(scope: Option<&Scope>) -> Instant {
+    let guard_us = scope.and_then(Scope::guard).map_or(0, Span::us);
+    Instant(server::now().0.saturating_sub(guard_us))
 }
 
 /// Asks the scope's predicate about the runs of these outcomes, each once in a pass. Gives back how many of them can be
@@ -340,7 +423,7 @@ fn ask(scopes: &mut Scopes, scope: &Scope, due: &[Candidate], terms: &Terms<'_>)
             None
         } else {
             server::check_for_interrupts();
-            let asked_at = std::time::Instant::now();
+            let asked_at = Moment::now();
             // Whoever comes after a worker that this ended knows who did it.
             if terms.runner == Runner::Worker {
                 shmem::note_asking(Some(scope.id()));

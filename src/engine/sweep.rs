@@ -38,6 +38,8 @@ pub struct Pass {
     /// Leases and runs that come after these digests.
     leases_from: [u8; 16],
     runs_from: [u8; 16],
+    /// Events of before this are gone.
+    events_from: Instant,
     scopes: Box<Scopes>,
     /// Prune from the first outcome of each scope, and not from where the last pass came.
     from_start: bool,
@@ -64,6 +66,7 @@ impl Default for Pass {
             left: STAGES.len(),
             leases_from: [0; 16],
             runs_from: [0; 16],
+            events_from: EVENTS_START,
             scopes: Box::default(),
             from_start: false,
         }
@@ -71,12 +74,27 @@ impl Default for Pass {
 }
 
 /// Where the worker's next visit goes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub stage: usize,
     pub leases_from: [u8; 16],
     pub runs_from: [u8; 16],
+    pub events_from: Instant,
 }
+
+impl Default for Place {
+    fn default() -> Place {
+        Place {
+            stage: 0,
+            leases_from: [0; 16],
+            runs_from: [0; 16],
+            events_from: EVENTS_START,
+        }
+    }
+}
+
+/// Before the first event.
+const EVENTS_START: Instant = Instant(i64::MIN);
 
 impl Pass {
     /// A pass that prunes from the first outcome of each scope.
@@ -93,14 +111,23 @@ impl Pass {
             stage: STAGES[place.stage % STAGES.len()],
             leases_from: place.leases_from,
             runs_from: place.runs_from,
+            events_from: place.events_from,
             scopes: Box::new(Scopes::not_asking(not_asked)),
             ..Pass::default()
         }
     }
 
-    /// Where to go on after a visit that ran out of time: with the next stage, so that none takes all the time for ever.
-    pub fn next_place(&self) -> Place {
+    /// Where the next visit goes on. After one that ran out of time: with the next stage, so that none takes all the time
+    /// for ever.
+    pub fn next_place(&self, is_done: bool) -> Place {
+        if is_done {
+            return Place {
+                events_from: self.events_from,
+                ..Place::default()
+            };
+        }
         Place {
+            events_from: self.events_from,
             stage: (self.stage as usize + 1) % STAGES.len(),
             leases_from: self.leases_from,
             runs_from: self.runs_from,
@@ -120,6 +147,8 @@ pub struct Batch {
     pub skipped_because: Option<String>,
     /// Keys that an earlier pass could not change wait to be tried again: what was wrong then may be so still.
     pub waits_to_retry: bool,
+    /// The scope that was pruned has more that is due, and gains on it too slowly.
+    pub falls_behind: bool,
     /// Keys that went while their run lives, by the names of their scopes.
     pub expired_alive: Vec<(String, u32)>,
     /// The transaction holds as many locks as it should.
@@ -192,7 +221,10 @@ pub fn batch(
     };
     tables.keep();
     if !batch.more {
-        *pass = Pass::default();
+        *pass = Pass {
+            events_from: pass.events_from,
+            ..Pass::default()
+        };
     }
     Ok(batch)
 }
@@ -272,7 +304,7 @@ fn step(pass: &mut Pass, terms: &Terms<'_>) -> Result<Batch, Error> {
             Stage::Leases => end_leases(&mut pass.leases_from, terms, &mut batch)?,
             Stage::Outcomes => prune::turn(&mut pass.scopes, terms, &mut batch)?,
             Stage::Runs => end_runs(&mut pass.runs_from, terms, &mut batch)?,
-            Stage::Events => prune_events(terms, &mut batch)?,
+            Stage::Events => prune_events(&mut pass.events_from, terms, &mut batch)?,
         };
         if done {
             match pass.stage {
@@ -470,13 +502,17 @@ fn end_run(runs: &Runs, digest: &[u8; 16], row: RunRow) -> Result<(), Error> {
 }
 
 /// Whether all that are old enough are gone.
-fn prune_events(terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
+fn prune_events(from: &mut Instant, terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
     // One sweeper at a time; it keeps the lock to the end of its transaction.
     let Some(_kept) = KeyLock::try_acquire_upkeep(&digest::scope_run_digest("", "events")) else {
         return Ok(true);
     };
     let until = Instant(server::now().0.saturating_sub(guc::event_retention().us()));
-    let removed = event::prune(until, terms.limit)?;
+    // Events that were pruned may still stand in the index; the retention may have become longer since.
+    *from = (*from).min(until);
+    let (removed, last) = event::prune(*from, until, terms.limit)?;
+    let done = removed < terms.limit;
+    *from = if done { until } else { last.unwrap_or(*from) };
     batch.handled += removed;
-    Ok(removed < terms.limit)
+    Ok(done)
 }

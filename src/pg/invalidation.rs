@@ -19,6 +19,12 @@ pub fn generation() -> u64 {
     GENERATION.get()
 }
 
+/// Takes in what other sessions have committed by now.
+pub fn accept() {
+    // SAFETY: allowed in a transaction.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+}
+
 /// Makes messages about this relation move the generation. `slot` is the table's own number.
 pub fn watch(slot: usize, relation: pg_sys::Oid) {
     let mut watched = WATCHED.get();

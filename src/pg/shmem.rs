@@ -45,6 +45,8 @@ struct SweptDatabase {
     /// Where the next visit goes on: the stage, and two digests in halves. The one worker of this database uses them.
     stage: AtomicU32,
     digests: [AtomicU64; 4],
+    /// Events of before this are gone; 0 where nobody knows.
+    events_from: AtomicI64,
     /// One more than the scope whose predicate is being asked; 0 while none is.
     asking: AtomicI64,
     /// Scopes whose predicate has ended a worker, each one more than its id, and until when they are not asked.
@@ -205,8 +207,7 @@ pub fn report_sweep(swept: &Swept) {
     let Some(place) = place_of(server::database(), true) else {
         return;
     };
-    let error = swept.error.as_deref().unwrap_or("").as_bytes();
-    let error = &error[..error.len().min(ERROR_BYTES_MAX)];
+    let error = remembered(swept.error.as_deref().unwrap_or("")).as_bytes();
     for (cell, byte) in place.error.iter().zip(error) {
         cell.store(*byte, Ordering::Relaxed);
     }
@@ -226,16 +227,21 @@ pub fn report_sweep(swept: &Swept) {
     place.swept_at.store(swept.at.0, Ordering::Release);
 }
 
+/// As much of an error as there is room for.
+pub fn remembered(error: &str) -> &str {
+    &error[..error.floor_char_boundary(ERROR_BYTES_MAX)]
+}
+
 /// The last visit to the current database.
 pub fn last_sweep() -> Option<Swept> {
     let place = place_of(server::database(), false)?;
     is_visited(place).then(|| swept(place))
 }
 
-/// Where the worker's next visit to the current database goes on: the stage and two digests.
-pub fn place() -> (usize, [u8; 16], [u8; 16]) {
+/// Where the worker's next visit to the current database goes on: the stage, two digests, and a time where one is known.
+pub fn place() -> (usize, [[u8; 16]; 2], Option<Instant>) {
     let Some(place) = place_of(server::database(), true) else {
-        return (0, [0; 16], [0; 16]);
+        return (0, [[0; 16]; 2], None);
     };
     let half = |at: usize| place.digests[at].load(Ordering::Relaxed).to_be_bytes();
     let digest = |at: usize| {
@@ -245,11 +251,12 @@ pub fn place() -> (usize, [u8; 16], [u8; 16]) {
         digest
     };
     let stage = place.stage.load(Ordering::Relaxed) as usize;
-    (stage, digest(0), digest(2))
+    let events_from = Some(place.events_from.load(Ordering::Relaxed)).filter(|at| *at != 0);
+    (stage, [digest(0), digest(2)], events_from.map(Instant))
 }
 
 /// Remembers where the next visit goes on.
-pub fn set_place(stage: usize, digests: [[u8; 16]; 2]) {
+pub fn set_place(stage: usize, digests: [[u8; 16]; 2], events_from: Instant) {
     let Some(place) = place_of(server::database(), true) else {
         return;
     };
@@ -261,6 +268,7 @@ pub fn set_place(stage: usize, digests: [[u8; 16]; 2]) {
     place
         .stage
         .store(u32::try_from(stage).unwrap_or(0), Ordering::Relaxed);
+    place.events_from.store(events_from.0, Ordering::Relaxed);
 }
 
 /// A predicate of this scope is being asked by the worker, or none any more.

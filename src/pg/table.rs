@@ -118,6 +118,7 @@ pub enum Compare {
     Equal,
     AtLeast,
     Greater,
+    AtMost,
 }
 
 /// Which way an index is read.
@@ -318,6 +319,7 @@ impl Table {
             Compare::Equal => pg_sys::BTEqualStrategyNumber,
             Compare::AtLeast => pg_sys::BTGreaterEqualStrategyNumber,
             Compare::Greater => pg_sys::BTGreaterStrategyNumber,
+            Compare::AtMost => pg_sys::BTLessEqualStrategyNumber,
         };
         // SAFETY: fills the key; the argument lives in the current memory context. Our text columns are in "C", the
         // collation that ScanKeyInit takes.
@@ -360,6 +362,7 @@ fn comparison(compare: Compare, value: &Value) -> u32 {
         (Value::Oid(_), Compare::Equal) => pg_sys::F_OIDEQ,
         (Value::Int4(_), Compare::Equal) => pg_sys::F_INT4EQ,
         (Value::Timestamp(_), Compare::AtLeast) => pg_sys::F_TIMESTAMPTZ_GE,
+        (Value::Timestamp(_), Compare::AtMost) => pg_sys::F_TIMESTAMPTZ_LE,
         _ => panic!("no index of ours is read like this"),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::pg::jsonb::Jsonb;
-use crate::pg::table::{Access, Definition, Direction, Mode, Snapshot, Table, Type};
+use crate::pg::table::{Access, Compare, Definition, Direction, Mode, Snapshot, Table, Type};
 use idempotency_core::time::Instant;
 use pgrx::pg_sys::Oid;
 use std::ffi::CStr;
@@ -80,7 +80,7 @@ pub struct EventRow {
 pub fn insert(row: EventRow) -> Result<(), Error> {
     let table = Table::open(&DEFINITION, Mode::Write)?;
     table.insert(vec![
-        (0, row.happened_at.into()),
+        (HAPPENED_AT, row.happened_at.into()),
         (1, row.kind.as_str().into()),
         (2, row.scope_id.into()),
         (3, row.key.into()),
@@ -99,18 +99,28 @@ pub fn insert(row: EventRow) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes events that happened before `until`, oldest first, at most `limit`; gives back how many.
-pub fn prune(until: Instant, limit: usize) -> Result<usize, Error> {
+/// Removes events that happened from `from` on and before `until`, oldest first, at most `limit`: how many, and when the
+/// last of them happened.
+pub fn prune(
+    from: Instant,
+    until: Instant,
+    limit: usize,
+) -> Result<(usize, Option<Instant>), Error> {
     let table = Table::open(&DEFINITION, Mode::Write)?;
     let mut removed = 0;
+    let mut last = None;
     let mut outcome = Ok(());
     let by_age = Access::Ordered {
         index: BY_AGE,
-        conditions: &[],
+        conditions: &[
+            (HAPPENED_AT, Compare::AtLeast, from.into()),
+            (HAPPENED_AT, Compare::AtMost, until.into()),
+        ],
         direction: Direction::Forward,
     };
     table.scan(&by_age, Snapshot::Now, |row| {
-        let is_old = row.instant(0).is_some_and(|at| at < until);
+        let at = row.instant(HAPPENED_AT);
+        let is_old = at.is_some_and(|at| at < until);
         if !is_old || removed >= limit {
             return ControlFlow::Break(());
         }
@@ -119,10 +129,13 @@ pub fn prune(until: Instant, limit: usize) -> Result<usize, Error> {
             return ControlFlow::Break(());
         }
         removed += 1;
+        last = at;
         ControlFlow::Continue(())
     });
     table.keep();
-    outcome.map(|()| removed)
+    outcome.map(|()| (removed, last))
 }
+
+const HAPPENED_AT: usize = 0;
 
 const BY_AGE: &CStr = c"event_happened_at_index";

@@ -80,8 +80,22 @@ const ACTIVITY: &std::ffi::CStr =
 const ACTIVITY_PRUNED: &std::ffi::CStr =
     c"DELETE FROM idempotency.activity WHERE hour OPERATOR(pg_catalog.<) $1";
 
-/// Forgets what was observed of a scope. Call as the tables' owner.
-pub fn forget(scope_id: i32) {
-    let text = c"DELETE FROM idempotency.observed WHERE scope_id OPERATOR(pg_catalog.=) $1";
-    spi::run(text, vec![Parameter::int4(scope_id)], Kind::Write, |_| ());
+/// Forgets what was observed of a scope, and remembers when. Call as the tables' owner.
+pub fn reset(scope_id: i32, now: Instant) {
+    let at = Parameter {
+        type_oid: pg_sys::TIMESTAMPTZOID,
+        value: now.into(),
+    };
+    spi::run(
+        RESET,
+        vec![Parameter::int4(scope_id), at],
+        Kind::Write,
+        |_| (),
+    );
 }
+
+const RESET: &std::ffi::CStr =
+    c"INSERT INTO idempotency.observed AS o (scope_id, since, repeats, reset_at) VALUES ($1, $2, '{}', $2)
+      ON CONFLICT (scope_id) DO UPDATE SET
+          since = EXCLUDED.since, repeats = EXCLUDED.repeats, reset_at = EXCLUDED.reset_at, longest_repeat = NULL,
+          longest_late = NULL, longest_unknown = NULL, slowest_call = NULL, longest_lease = NULL";

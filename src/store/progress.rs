@@ -21,6 +21,7 @@ static DEFINITION: Definition = Definition {
         (c"at_end", Type::Bool),
         (c"skipped_from", Type::Timestamp),
         (c"retry_at", Type::Timestamp),
+        (c"tombstones_from", Type::Timestamp),
     ],
 };
 
@@ -41,6 +42,8 @@ pub struct Progress {
     pub retry_at: Option<Instant>,
     /// Nothing was due behind the cursor when it was written.
     pub at_end: bool,
+    /// Tombstones of before this were looked at in this pass.
+    pub tombstones_from: Option<Instant>,
 }
 
 impl Progress {
@@ -106,6 +109,7 @@ fn read(row: &Row<'_>) -> Progress {
         at_end: row.bool(5).unwrap_or(false),
         skipped_from: row.instant(6),
         retry_at: row.instant(7),
+        tombstones_from: row.instant(8),
     }
 }
 
@@ -121,5 +125,6 @@ fn write(scope_id: i32, progress: &Progress) -> Assignments {
         (5, progress.at_end.into()),
         (6, progress.skipped_from.into()),
         (7, progress.retry_at.into()),
+        (8, progress.tombstones_from.into()),
     ]
 }

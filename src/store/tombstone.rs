@@ -47,22 +47,32 @@ pub fn put(digest: &[u8; 16], scope_id: i32, expired_at: Option<Instant>) -> Res
     Ok(())
 }
 
-/// Tombstones of a scope, oldest first, whose window ended before `until`, at most `limit`.
-pub fn older_than(scope_id: i32, until: Instant, limit: usize) -> Result<Vec<[u8; 16]>, Error> {
+/// Tombstones of a scope, oldest first, whose window ended from `from` up to `until`, at most `limit`: each with when.
+pub fn expired_within(
+    scope_id: i32,
+    from: Instant,
+    until: Instant,
+    limit: usize,
+) -> Result<Vec<([u8; 16], Instant)>, Error> {
     let table = Table::open(&DEFINITION, Mode::Read)?;
     let mut found = Vec::new();
     let access = Access::Ordered {
         index: BY_AGE,
-        conditions: &[(SCOPE_ID, Compare::Equal, scope_id.into())],
+        conditions: &[
+            (SCOPE_ID, Compare::Equal, scope_id.into()),
+            (EXPIRED_AT, Compare::AtLeast, from.into()),
+            (EXPIRED_AT, Compare::AtMost, until.into()),
+        ],
         direction: Direction::Forward,
     };
     table.scan(&access, Snapshot::Now, |row| {
-        let is_due = row.instant(EXPIRED_AT).is_some_and(|at| at <= until);
-        if !is_due || found.len() >= limit {
-            return ControlFlow::Break(());
+        match row.instant(EXPIRED_AT) {
+            Some(at) if at <= until && found.len() < limit => {
+                found.push((row.uuid(DIGEST), at));
+                ControlFlow::Continue(())
+            }
+            Some(_) | None => ControlFlow::Break(()),
         }
-        found.push(row.uuid(DIGEST));
-        ControlFlow::Continue(())
     });
     table.close();
     Ok(found)

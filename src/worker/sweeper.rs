@@ -76,11 +76,12 @@ fn visit() {
         return;
     }
     let banned = shmem::banned(begun_at, Instant(begun_at.0.saturating_add(BAN_US)));
-    let (stage, leases_from, runs_from) = shmem::place();
+    let (stage, [leases_from, runs_from], events_from) = shmem::place();
     let place = Place {
         stage,
         leases_from,
         runs_from,
+        events_from: events_from.unwrap_or(Place::default().events_from),
     };
     let mut pass = Pass::from_place(&place, &banned);
     let mut expired_alive = BTreeMap::new();
@@ -115,16 +116,15 @@ fn visit() {
                 }
                 // What was only looked through can wait for the next round.
                 swept.more = batch.more && did_something;
-                let next = if batch.more {
-                    pass.next_place()
-                } else {
-                    Place::default()
-                };
-                shmem::set_place(next.stage, [next.leases_from, next.runs_from]);
+                let next = pass.next_place(!batch.more);
+                let digests = [next.leases_from, next.runs_from];
+                shmem::set_place(next.stage, digests, next.events_from);
                 if !batch.more {
                     break;
                 }
-                rest(server::cpu_time().saturating_sub(used_before));
+                if !batch.falls_behind {
+                    rest(server::cpu_time().saturating_sub(used_before));
+                }
             }
             Err(message) => {
                 swept.error = Some(message);
@@ -138,15 +138,30 @@ fn visit() {
     for message in steps.into_iter().filter_map(Result::err) {
         swept.error.get_or_insert(message);
     }
-    if waits_to_retry {
-        let last = shmem::last_sweep().and_then(|last| last.error);
-        swept.error = swept.error.take().or(last);
+    let last_error = shmem::last_sweep().and_then(|last| last.error);
+    if waits_to_retry && swept.error.is_none() {
+        swept.error = last_error;
+    } else if let Some(error) = &swept.error
+        && last_error.is_none_or(|last| last != shmem::remembered(error))
+    {
+        log(error);
     }
     let now = server::now();
     shmem::report_sweep(&Swept {
         at: now,
         duration_us: i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX),
         ..swept
+    });
+}
+
+/// Once for each error that lasts.
+fn log(error: &str) {
+    // It may be the database that is not there any more: nobody is left to be told.
+    let _told = bgworker::transaction(c"telling of an error", || {
+        let database = crate::error::quoted(&server::database_name());
+        let line = format!("the sweep of database {database} met an error: {error}");
+        server::warn(&crate::error::one_line(&line));
+        Ok(())
     });
 }
 

@@ -116,8 +116,8 @@ visits_until('after a restart', 30, sub { $_[0] >= 5 });
 cmp_ok(entries_read('outcome') - $before, '<=', 1_000, 'after a restart: nothing is read from the beginning');
 
 # Ten minutes later, by the book.
-$sql->(q{UPDATE idempotency.prune_progress SET pass_began_at = pass_began_at - interval '11 minutes'});
 $before = entries_read('outcome');
+$sql->(q{UPDATE idempotency.prune_progress SET pass_began_at = pass_began_at - interval '11 minutes'});
 within(60, 'a full pass reads them again', sub { entries_read('outcome') - $before >= 50_000 });
 my $at_end = q{SELECT at_end AND pass_began_at > now() - interval '5 minutes' FROM idempotency.prune_progress WHERE scope_id = (SELECT id FROM idempotency.scope WHERE name = 'kept')};
 until_true($node, 'app', $at_end, 'to its end');
@@ -141,14 +141,16 @@ reads_little('outcomes under a held snapshot', 'outcome', 10, 500);
 reads_little('and with 100 more to do', 'outcome', 10, 2_000, sub { old('dead', 'held', 100, '80 minutes') });
 is(left('dead'), 0, 'which are gone');
 # Their guard is over.
-$sql->(q{UPDATE idempotency.tombstone SET expired_at = expired_at - interval '40 minutes'});
+$sql->(q{UPDATE idempotency.tombstone SET expired_at = expired_at - interval '40 minutes'; UPDATE idempotency.prune_progress SET tombstones_from = NULL});
 visits_until('the tombstones go', 60, sub { $sql->('SELECT count(*) FROM idempotency.tombstone') == 0 });
 visits_until('the pass comes to its end', 30, sub { $_[0] >= 3 });
+reads_little('tombstones under a held snapshot', 'tombstone', 10, 500);
 # Events past their retention, too.
 $sql->(q{INSERT INTO idempotency.event (happened_at, kind, from_state, to_state, role, pid)
 	SELECT now() - interval '1 year', 'doubt', '-', '-', 'pg_monitor'::regrole, 0 FROM generate_series(1, 20000)});
 visits_until('20,000 events go', 60, sub { $sql->(q{SELECT count(*) FROM idempotency.event WHERE kind = 'doubt'}) == 0 });
 visits_until('the pass comes to its end', 30, sub { $_[0] >= 3 });
+reads_little('events under a held snapshot', 'event', 10, 500);
 $holder->query('COMMIT');
 $holder->quit;
 
