@@ -45,6 +45,7 @@ SELECT n, left(idem_canonical(n::jsonb), 40) AS first_40, length(idem_canonical(
     '-1.5', '5e-324', '1.7976931348623157e308', '1e308', '1e309', '3e-324', '9007199254740991', '9007199254740992', '9007199254740993', '9223372036854775807',
     '18446744073709551615', '333333333.33333329', '0.30000000000000004', '0.300000000000000040', '0.1000000000000000055511151231257827', '1.00000000000000000001',
     '12345678901234567890.12345', '0.1234567890123456789']) AS n;
+SELECT idem_canonical('[-0, 1e21, 1E30, 1e-7, 4.50, 2e-3, 333333333.33333329, 1e-27]');
 -- As large as numeric gets.
 SELECT length(idem_canonical('1e131071')) AS digits, length(idem_canonical('1e-16383')) AS places, length(idem_canonical((repeat('9', 131072) || '.' || repeat('9', 16383))::jsonb)) AS both;
 
@@ -52,6 +53,10 @@ SELECT length(idem_canonical('1e131071')) AS digits, length(idem_canonical('1e-1
 SELECT idem_canonical('"\u0001\b\t\n\u000b\f\r\u001f \"\\\/\u007f\u0080\u20ac\u2028\ud83d\ude00</script>"')
        = '"\u0001\b\t\n\u000b\f\r\u001f \"\\/' || chr(127) || chr(128) || '€' || chr(8232) || '😀</script>"' AS escapes;
 SELECT idem_canonical('"\u00e9"') = idem_canonical('"é"') AS escaped, idem_canonical('"e\u0301"') <> idem_canonical('"\u00e9"') AS not_normalised;
+-- White space, the order of members and the spelling of escapes never change the hash.
+SELECT count(*) AS spellings, count(DISTINCT idem_hash(d::jsonb)) AS hashes FROM unnest(ARRAY[
+    '{"price":"20 €","path":"a/b","😀":[1,"é"],"n":null}', '{"n":null,"\ud83d\ude00":[1,"\u00e9"],"path":"a\/b","price":"20 \u20ac"}',
+    E'{ "path" :\t"\\u0061/b" ,\r\n"n":null, "price": "\\u0032\\u0030 €", "😀" : [ 1 , "é" ] }', '{"\u006e":null,"p\u0061th":"a\u002Fb","price":"20\u0020\u20AC","\uD83D\uDE00":[1,"\u00E9"]}']) AS d;
 -- Members by UTF-16 code units: U+1F600 is before U+FB33, although its code point is larger.
 SELECT idem_canonical('{"\ufb33": 1, "\ud83d\ude00": 2, "\u20ac": 3, "1": 4, "\r": 5, "a": 6, "aa": 7, "": 8, "B": 9}');
 SELECT idem_canonical('{"b": {"d": [], "c": {}}, "a": [ {"z": null, "y": [true, false]} ]}');
