@@ -44,6 +44,16 @@ SELECT octet_length(k) AS bytes, p.state FROM test.key, idem_peek(k) AS p WHERE 
 -- 1,025 bytes in 513 characters.
 SELECT test.try(format('SELECT idem_claim(%L)', repeat(U&'\00E9', 512) || 'k'));
 
+-- Long ones that nothing compresses, as an index over the key itself could not hold them: up to the limit they work, also where they
+-- differ in the last byte alone; beyond it the limit is named, whatever an index page holds.
+CREATE FUNCTION test.noise(bytes int) RETURNS text LANGUAGE sql AS $$ SELECT left(string_agg(md5(g::text), '' ORDER BY g), bytes) FROM generate_series(1, bytes / 32 + 1) AS g $$;
+SELECT bytes, test.try(format('SELECT idem_claim(%L, lease => %L)', test.noise(bytes), '1 hour')) AS answer FROM unnest(ARRAY[255, 1000, 1024, 1025, 2000, 2704, 2705, 8192, 100000]) AS bytes;
+SELECT idem_complete(key, to_jsonb(octet_length(key)), fence => fence) FROM idempotency.records WHERE state = 'in_flight' ORDER BY octet_length(key);
+SELECT bytes, c.decision, c.result FROM unnest(ARRAY[255, 1000, 1024]) AS bytes, idem_claim(test.noise(bytes)) AS c;
+SELECT c.decision FROM idem_claim(test.noise(1023) || 'x', lease => '1 hour') AS c;
+SELECT c.decision FROM idem_claim(test.noise(1023) || 'y', lease => '1 hour') AS c;
+SELECT pg_column_size(key) > 1000 AS not_compressed FROM idempotency.records WHERE key = test.noise(1024);
+
 -- Scope and key are two names, not one text.
 SELECT idem_scope_set('x:y');
 SELECT idem_scope_set('x');
