@@ -54,3 +54,16 @@ SELECT d, o.result = r.r AS stored, a.replayed, a.result = r.r AS same
   FROM unnest(ARRAY[100, 1000, 5000]) AS d, LATERAL (SELECT (repeat('[', d) || repeat(']', d))::jsonb AS r) AS r,
        idem_once('deep ' || d, 'SELECT (repeat($x$[$x$, $1::int) || repeat($x$]$x$, $1::int))::jsonb', to_jsonb(d)) AS o,
        idem_once('deep ' || d, 'SELECT 1/0', to_jsonb(d)) AS a;
+
+-- A large one, and one effect for each of them, however often it is asked for.
+SELECT idem_scope_set('large', max_result_bytes => 2000000);
+CREATE TABLE test.effect (name text);
+CREATE TABLE test.large AS SELECT * FROM test.result UNION ALL SELECT '1 MB', (SELECT jsonb_agg(md5(g::text)) FROM generate_series(1, 28000) AS g);
+CREATE FUNCTION test.effect(args jsonb) RETURNS jsonb LANGUAGE sql AS $$
+    INSERT INTO test.effect VALUES (args ->> 'name');
+    SELECT r.result FROM test.large AS r WHERE r.name = args ->> 'name'
+$$;
+SELECT bool_and(o.replayed) AS replayed, bool_and(o.result IS NOT DISTINCT FROM r.result) AS same FROM test.large AS r, idem_call(r.name, 'test.effect', jsonb_build_object('name', r.name), 'large') AS o;
+SELECT bool_and(o.replayed) AS replayed, bool_and(o.result IS NOT DISTINCT FROM r.result) AS same FROM test.large AS r, idem_call(r.name, 'test.effect', jsonb_build_object('name', r.name), 'large') AS o;
+SELECT bool_and(o.replayed) AS replayed, bool_and(o.result IS NOT DISTINCT FROM r.result) AS same FROM test.large AS r, idem_call(r.name, 'test.effect', jsonb_build_object('name', r.name), 'large') AS o;
+SELECT count(*) AS effects, count(DISTINCT name) AS keys, (SELECT max(octet_length(result::text)) > 1000000 FROM test.large) AS megabyte FROM test.effect;
