@@ -211,8 +211,20 @@ for my $end ('COMMIT', 'ROLLBACK')
 	$sql->("BEGIN; SELECT idem_claim('prepared-$end'); INSERT INTO effect (id, key, scope) VALUES (DEFAULT, 'prepared-$end', 'default');
 		SELECT idem_complete('prepared-$end', to_jsonb(currval('effect_id_seq'))); PREPARE TRANSACTION '$end'");
 }
+# One that was prepared while it finishes a lease that is over by now.
+$sql->(q{SELECT idem_claim('prepared-lease', scope => 'local', lease => '100 ms')});
+$sql->(q{BEGIN; SELECT idem_complete('prepared-lease', to_jsonb(0), 'local', fence) FROM idem_peek('prepared-lease', 'local'); PREPARE TRANSACTION 'LEASE'});
 $node->stop('immediate');
 $node->start;
+$sql->(q{SELECT idem_claim('beside-prepared', scope => 'local', lease => '1 ms')});
+until_true($node, 'app', q{SELECT state = 'not_applied' FROM idem_peek('beside-prepared', 'local')}, 'prepared: the worker serves other keys meanwhile');
+is(sqlstate_of($node, 'app', q{SET statement_timeout = '10s'; CALL idempotency.sweep()}), '00000', 'prepared: a sweep does not wait for them');
+is($sql->(q{SET lock_timeout = '1s'; SELECT decision FROM idem_claim('prepared-COMMIT', wait => '1min')}), 'in_progress', 'prepared: a claim waits no longer than lock_timeout');
+is($sql->(q{SELECT decision FROM idem_claim('prepared-lease', scope => 'local', lease => '1h', wait => '0')}), 'in_progress', 'prepared: a lease that is over is held by its completion');
+$node->safe_psql('app', q{COMMIT PREPARED 'LEASE'});
+is($sql->(q{SELECT decision, result FROM idem_claim('prepared-lease', scope => 'local')}), 'replay|0', 'prepared: which counts when it commits');
+# Not an effect of its own.
+$sql->(q{SELECT idem_forget('prepared-lease', 'local')});
 for my $end ('COMMIT', 'ROLLBACK')
 {
 	my $claim = "SELECT decision FROM idem_claim('prepared-$end', wait => '0')";
