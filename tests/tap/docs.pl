@@ -6,7 +6,7 @@
 #   <!-- output -->        before a ```text block: exactly what psql printed for the block above
 #   <!-- message -->       before a ```text block: exactly the error of the block above
 #
-# What should not run is in another kind of block. Every test that ARCHITECTURE.md names must be there. The reference is
+# What should not run is in another kind of block. Every test that ARCHITECTURE.md or tests/CASES.md names must be there. The reference is
 # also held against the catalogue: every public function with all its parameters and columns, every view with its
 # columns, every setting. The built-in kinds of failure stand in external-effects.md with the verdict that they have;
 # operations.md has a section on each finding of the doctor and each alert, and a line on each column of the statistics.
@@ -262,6 +262,33 @@ sub named_tests_exist
 	return;
 }
 
+# tests/CASES.md: a row for each of the thirty cases, each with tests that exist and a result.
+sub cases_have_tests
+{
+	my %path = (
+		regress => "$documents/regress/%s.sql",
+		isolation => "$documents/isolation/%s.spec",
+		tap => "$FindBin::RealBin/%s.pl",
+		core => "$documents/core/%s.rs");
+	my %rows = map { /^\| (S\d\d) \|/ ? ($1 => $_) : () } split /\n/, slurp_file("$documents/CASES.md");
+
+	is(join(' ', sort keys %rows), join(' ', map { sprintf 'S%02d', $_ } 1 .. 30), 'CASES.md has a row for each case');
+	for my $case (sort keys %rows)
+	{
+		my (undef, undef, $fails, undef, $tests, $result) = split /\s*\|\s*/, $rows{$case};
+		my @named = split /, /, $tests;
+
+		cmp_ok(length($fails) * length($result // ''), '>', 0, "$case: says what fails and what came out");
+		cmp_ok(scalar @named, '>=', 1, "$case: names a test");
+		for (@named)
+		{
+			my ($suite, $test) = m{^`(\w+)/(\w+)`$};
+			ok(defined $suite && $path{$suite} && -e sprintf($path{$suite}, $test), "$case: names a test that exists: $_");
+		}
+	}
+	return;
+}
+
 my $log_prefix = "log_line_prefix = '%m [%p] %q%a %e '";
 my $node = IdempotencyNode->start(extension => 0, conf => [$log_prefix]);
 # One whose doctor finds nothing, and whose worker does not come between two blocks.
@@ -275,6 +302,7 @@ run_document($preloaded, 'windows.md');
 operations_are_documented($preloaded, run_document($preloaded, 'operations.md'));
 links_lead_somewhere();
 named_tests_exist();
+cases_have_tests();
 server_log_lacks($_, qr/ XX000|PANIC:|terminated by signal/, 'nothing crashed') for $node, $preloaded;
 
 done_testing();
