@@ -64,10 +64,14 @@ $there->(qq{
 # A session that has looked before.
 my $session = IdempotencySession->open($subscriber, 'app', user => 'regress_user');
 is($session->query(q{SELECT count(*) FROM idempotency.scopes}), 0, 'a session of the subscriber sees no scope');
+# The views read the tables; the functions what the session keeps in memory.
+my $may_peek = sub { $session->query(q{SELECT state FROM idem_peek('new', 's')}); $session->sqlstate };
+is($may_peek->(), '42501', 'nor may it look at keys');
 $there->('CREATE PUBLICATION everything FOR ALL TABLES');
 $here->('CREATE SUBSCRIPTION sub CONNECTION $$' . $publisher->connstr('app') . '$$ PUBLICATION everything WITH (copy_data = true)');
 $subscriber->poll_query_until('app', q{SELECT count(*) = 0 FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's')}) or fail('the initial copy');
 same('initial copy');
+is($may_peek->(), '42501', 'initial copy: the scope is there, and not granted');
 
 # --- what changes there ---------------------------------------------------------------------------------------------
 
@@ -87,6 +91,12 @@ $there->(q{SELECT idem_scope_set('s', wait => '2 s')});
 same('a policy changed');
 is($session->query(q{SELECT wait FROM idempotency.scopes}), '00:00:02', 'and so does a change of it');
 is($session->query(q{SELECT state FROM idem_peek('new', 's')}), 'in_flight', 'a key is seen there');
+$there->(q{SELECT idem_scope_revoke('s', 'regress_user')});
+same('revoked');
+is($may_peek->(), '42501', 'a revoke reaches the sessions of the subscriber');
+$there->(q{SELECT idem_scope_grant('s', 'regress_user')});
+same('granted again');
+is($may_peek->(), '00000', 'and so does a grant');
 # An outcome with a large result, an open key with a long reason, a message with a large payload; each is changed without it.
 $there->(qq{
 	SELECT idem_claim('large', $large, 's', '1 h');
@@ -123,7 +133,7 @@ is($state->('ends'), 'in_flight', 'an ended lease is left to the publisher');
 is($here->(q{SELECT count(*) FROM idempotency.outcome WHERE key = 'goes'}), 1, 'so is what is past its window');
 $there->('CALL idempotency.sweep()');
 same('swept by the publisher');
-is(join("\n", log_matches($subscriber, qr/ (ERROR|FATAL|PANIC):/)), '', 'the apply worker met no error');
+is(join("\n", log_matches($subscriber, qr/\[\d+\] (ERROR|FATAL|PANIC):/)), '', 'the apply worker met no error');
 
 # --- the switch -----------------------------------------------------------------------------------------------------
 
