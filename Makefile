@@ -17,7 +17,7 @@ SHELL := bash
 
 export PGVER PG_CONFIG DESTDIR TESTS ACCEPT KEEP
 
-SUITES := unit fuzz-smoke regress isolation tap
+SUITES := unit fuzz-smoke model regress isolation tap
 
 .PHONY: help setup build install uninstall installcheck demo test $(SUITES) lint fmt clean distclean env
 
@@ -42,8 +42,8 @@ demo: ## the story on real input, in a throw-away cluster (KEEP=1 leaves it runn
 	@scripts/install.sh
 	@scripts/demo.sh
 
-test: ## every suite: unit, fuzz-smoke, regress, isolation, tap
-	@scripts/setup.sh build tap fuzz
+test: ## every suite: unit, fuzz-smoke, model, regress, isolation, tap
+	@scripts/setup.sh build tap fuzz model
 	@scripts/test.sh $(SUITES)
 
 unit: ## the pure crate: unit tests, property tests, published vectors
@@ -53,6 +53,10 @@ unit: ## the pure crate: unit tests, property tests, published vectors
 fuzz-smoke: ## the fuzz target of the canonical form, for FUZZ_SECONDS (20)
 	@scripts/setup.sh build fuzz
 	@scripts/test.sh fuzz-smoke
+
+model: ## the claim protocol in every order of steps, crashes included, by spin
+	@scripts/setup.sh build model
+	@scripts/test.sh model
 
 regress: ## SQL and expected output, without and with shared_preload_libraries
 	@scripts/setup.sh build
@@ -74,7 +78,7 @@ fmt: ## format the Rust code
 	cargo fmt --all
 
 setup: ## what demo, test and lint do first: system packages and cargo-pgrx
-	@scripts/setup.sh build tap demo fuzz lint
+	@scripts/setup.sh build tap demo fuzz model lint
 
 env: ## shell lines that make plain cargo commands share these builds: eval "$(make -s env)"
 	@scripts/build.sh --env

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the named parts need and what is not there yet: build, tap, fuzz, lint.
+# Installs what the named parts need and what is not there yet: build, tap, demo, fuzz, model, lint.
 # It asks for capabilities, not for package names, and calls apt-get only when one is missing. It never touches a
 # cluster: the `15/main` that Debian makes with a first postgresql package is not made either.
 # shellcheck source=scripts/lib.sh
@@ -70,6 +70,12 @@ need_tap() {
 
 need_fuzz() { need g++ command -v g++; }
 
+need_model() {
+    need spin command -v spin
+    need gcc command -v gcc
+    need libc6-dev test -f /usr/include/stdio.h
+}
+
 need_lint() {
     need python3-venv python3 -c 'import venv, ensurepip'
     need shellcheck command -v shellcheck
@@ -115,6 +121,7 @@ for part in "$@"; do
         tap) need_tap ;;
         demo) need_demo ;;
         fuzz) need_fuzz ;;
+        model) need_model ;;
         lint) need_lint ;;
         *) die "unknown part: $part" ;;
     esac

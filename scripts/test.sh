@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the named suites (unit, fuzz-smoke, regress, isolation, tap), all of them even if one fails, and ends with one
+# Runs the named suites (unit, fuzz-smoke, model, regress, isolation, tap), all of them even if one fails, and ends with one
 # line that sums them up: 'N passed, N failed'. What a suite printed stays in target/test-results.
 # shellcheck source=scripts/cluster.sh
 source "$(dirname "$0")/cluster.sh"
@@ -40,6 +40,19 @@ suite_fuzz_smoke() {
     CARGO_TARGET_DIR=$TARGET_DIR/fuzz sh crates/core/fuzz/run.sh "$FUZZ_SECONDS" >"$log" 2>&1 || ok=0 bad=1
     if ((bad > 0)); then tail -n 80 "$log"; else grep number_of_executed_units "$log" || true; fi
     count fuzz-smoke "$ok" "$bad"
+}
+
+# --- model ------------------------------------------------------------------------------------------------------
+
+suite_model() {
+    local log=$RESULTS_DIR/model.log status=0 ok bad names=()
+    read -ra names <<<"${TESTS:-}"
+    tests/model/run.sh "$RESULTS_DIR/model" "${names[@]}" 2>&1 | tee "$log" || status=$?
+    ok=$(matches '^ok ' "$log")
+    bad=$(matches '^not ok ' "$log")
+    # None of its cases may be among those that are asked for by name.
+    ((status == 0 && ok + ${#names[@]} > 0 || bad > 0)) || bad=1
+    count model "$ok" "$bad"
 }
 
 # --- regress and isolation --------------------------------------------------------------------------------------
@@ -186,6 +199,7 @@ for suite in "$@"; do
     case $suite in
         unit) suite_unit ;;
         fuzz-smoke) suite_fuzz_smoke ;;
+        model) suite_model ;;
         regress) suite_regress ;;
         isolation) suite_isolation ;;
         tap) suite_tap ;;

@@ -102,7 +102,11 @@ inline erase(row) {
 #define guarded (db.window > 0 || run_lives || run_window > 0)
 /* effective(): past its window a key is free, pruned or not. */
 #define is_free (db.state == absent || (in_outcome(db.state) && !guarded))
+#ifdef NO_TAKEOVER_FAULT
+#define is_held (db.state == in_flight)
+#else
 #define is_held (db.state == in_flight && db.lease > 0)
+#endif
 
 #ifdef LOCAL
 #define effects_in_window db.effects
@@ -196,7 +200,9 @@ inline commit(who) {
 
 /* max(clock, previous + 1), with a clock as far back as it may be: it never stands behind a fence that is lost. */
 inline draw_fence(to, previous) {
-#ifdef ASYNC
+#if defined(CLOCK_FENCE_FAULT)
+    to = (previous == 0 -> newest + 1 : previous);
+#elif defined(ASYNC)
     to = newest + 1;
 #else
     to = (previous == 0 -> newest + 1 : previous + 1);
@@ -463,7 +469,9 @@ proctype Client(byte me) {
 #else
         :: told[me] == execute -> stage[me] = rolling_back
 #endif
+#ifndef LOCAL
         :: told[me] == reconcile && it_happened -> verb[me] = complete; stage[me] = writing
+#endif
         :: told[me] == reconcile && !it_happened -> verb[me] = read_not_applied; stage[me] = writing
         :: troubles > 0 -> troubles--; stage[me] = rolling_back
         fi;
@@ -521,6 +529,7 @@ proctype Client(byte me) {
 
 /* ---- upkeep, and a human -------------------------------------------------------------------------------------- */
 
+#ifndef NO_WORKER
 proctype Worker() {
 end:
     do
@@ -528,12 +537,12 @@ end:
     :: atomic { db.state == in_flight && db.lease == 0 && lock_is_free ->
         if
         :: waits_for_human -> db.reconciles = reads_in_vain; db.state = escalated
-        :: !waits_for_human && (may_have_happened || db.prior == sent) ->
-            db.reconciles = reads_in_vain; db.state = lease_seen_ended
+        :: !waits_for_human && may_have_happened -> db.reconciles = reads_in_vain; db.state = lease_seen_ended
+#ifdef LOCAL
+        :: !waits_for_human && !may_have_happened -> db.state = lease_expired; db.prior = nothing; db.window = WINDOW
+#endif
 #ifdef KEYED
-        :: else -> db.state = lease_seen_ended
-#else
-        :: else -> db.state = lease_expired; db.prior = nothing; db.window = WINDOW
+        :: !waits_for_human && !may_have_happened -> db.state = lease_seen_ended
 #endif
         fi }
     /* prune_one(): judged under the lock. */
@@ -557,6 +566,7 @@ end:
 #endif
     od
 }
+#endif
 
 /* decide_for() */
 #define asks_human (in_claim(db.state) && !is_held && waits_for_human)
