@@ -10,6 +10,9 @@
  *   ..._FAULT               one rule of the protocol is broken
  */
 
+#if defined(EXTERNAL) + defined(KEYED) + defined(LOCAL) != 1
+#error exactly one of EXTERNAL, KEYED and LOCAL
+#endif
 #ifndef CLIENTS
 #define CLIENTS 2
 #endif

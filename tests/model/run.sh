@@ -75,8 +75,8 @@ check() {
     else
         {
             printf 'not ok %s: %s %s with %s\n' "$name" "$property" "$expected" "$*"
-            grep -hvE '^ltl' spin.log gcc.log pan.log | tail -n 60
-            [[ ! -e model.pml.trail ]] || show_trail "$@"
+            grep -hvE '^ltl' spin.log gcc.log pan.log | tail -n 60 || true
+            [[ ! -e model.pml.trail ]] || show_trail "$@" || true
         } >report 2>/dev/null
         cat report
     fi
