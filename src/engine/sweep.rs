@@ -508,8 +508,8 @@ fn prune_events(from: &mut Instant, terms: &Terms<'_>, batch: &mut Batch) -> Res
         return Ok(true);
     };
     let until = Instant(server::now().0.saturating_sub(guc::event_retention().us()));
-    // Events that were pruned may still stand in the index; the retention may have become longer since.
-    *from = (*from).min(until);
+    // From the first one: events may come in with dates of before, from a restore.
+    *from = EVENTS_START;
     let (removed, last) = event::prune(*from, until, terms.limit)?;
     let done = removed < terms.limit;
     *from = if done { until } else { last.unwrap_or(*from) };

@@ -150,7 +150,6 @@ $sql->(q{INSERT INTO idempotency.event (happened_at, kind, from_state, to_state,
 	SELECT now() - interval '1 year', 'doubt', '-', '-', 'pg_monitor'::regrole, 0 FROM generate_series(1, 20000)});
 visits_until('20,000 events go', 60, sub { $sql->(q{SELECT count(*) FROM idempotency.event WHERE kind = 'doubt'}) == 0 });
 visits_until('the pass comes to its end', 30, sub { $_[0] >= 3 });
-reads_little('events under a held snapshot', 'event', 10, 500);
 $holder->query('COMMIT');
 $holder->quit;
 
