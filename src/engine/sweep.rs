@@ -38,8 +38,6 @@ pub struct Pass {
     /// Leases and runs that come after these digests.
     leases_from: [u8; 16],
     runs_from: [u8; 16],
-    /// Events of before this are gone.
-    events_from: Instant,
     scopes: Box<Scopes>,
     /// Prune from the first outcome of each scope, and not from where the last pass came.
     from_start: bool,
@@ -66,7 +64,6 @@ impl Default for Pass {
             left: STAGES.len(),
             leases_from: [0; 16],
             runs_from: [0; 16],
-            events_from: EVENTS_START,
             scopes: Box::default(),
             from_start: false,
         }
@@ -74,27 +71,12 @@ impl Default for Pass {
 }
 
 /// Where the worker's next visit goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     pub stage: usize,
     pub leases_from: [u8; 16],
     pub runs_from: [u8; 16],
-    pub events_from: Instant,
 }
-
-impl Default for Place {
-    fn default() -> Place {
-        Place {
-            stage: 0,
-            leases_from: [0; 16],
-            runs_from: [0; 16],
-            events_from: EVENTS_START,
-        }
-    }
-}
-
-/// Before the first event.
-const EVENTS_START: Instant = Instant(i64::MIN);
 
 impl Pass {
     /// A pass that prunes from the first outcome of each scope.
@@ -111,7 +93,6 @@ impl Pass {
             stage: STAGES[place.stage % STAGES.len()],
             leases_from: place.leases_from,
             runs_from: place.runs_from,
-            events_from: place.events_from,
             scopes: Box::new(Scopes::not_asking(not_asked)),
             ..Pass::default()
         }
@@ -121,13 +102,9 @@ impl Pass {
     /// for ever.
     pub fn next_place(&self, is_done: bool) -> Place {
         if is_done {
-            return Place {
-                events_from: self.events_from,
-                ..Place::default()
-            };
+            return Place::default();
         }
         Place {
-            events_from: self.events_from,
             stage: (self.stage as usize + 1) % STAGES.len(),
             leases_from: self.leases_from,
             runs_from: self.runs_from,
@@ -221,10 +198,7 @@ pub fn batch(
     };
     tables.keep();
     if !batch.more {
-        *pass = Pass {
-            events_from: pass.events_from,
-            ..Pass::default()
-        };
+        *pass = Pass::default();
     }
     Ok(batch)
 }
@@ -304,7 +278,7 @@ fn step(pass: &mut Pass, terms: &Terms<'_>) -> Result<Batch, Error> {
             Stage::Leases => end_leases(&mut pass.leases_from, terms, &mut batch)?,
             Stage::Outcomes => prune::turn(&mut pass.scopes, terms, &mut batch)?,
             Stage::Runs => end_runs(&mut pass.runs_from, terms, &mut batch)?,
-            Stage::Events => prune_events(&mut pass.events_from, terms, &mut batch)?,
+            Stage::Events => prune_events(terms, &mut batch)?,
         };
         if done {
             match pass.stage {
@@ -502,17 +476,13 @@ fn end_run(runs: &Runs, digest: &[u8; 16], row: RunRow) -> Result<(), Error> {
 }
 
 /// Whether all that are old enough are gone.
-fn prune_events(from: &mut Instant, terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
+fn prune_events(terms: &Terms<'_>, batch: &mut Batch) -> Result<bool, Error> {
     // One sweeper at a time; it keeps the lock to the end of its transaction.
     let Some(_kept) = KeyLock::try_acquire_upkeep(&digest::scope_run_digest("", "events")) else {
         return Ok(true);
     };
     let until = Instant(server::now().0.saturating_sub(guc::event_retention().us()));
-    // From the first one: events may come in with dates of before, from a restore.
-    *from = EVENTS_START;
-    let (removed, last) = event::prune(*from, until, terms.limit)?;
-    let done = removed < terms.limit;
-    *from = if done { until } else { last.unwrap_or(*from) };
+    let removed = event::prune(until, terms.limit)?;
     batch.handled += removed;
-    Ok(done)
+    Ok(removed < terms.limit)
 }

@@ -45,8 +45,6 @@ struct SweptDatabase {
     /// Where the next visit goes on: the stage, and two digests in halves. The one worker of this database uses them.
     stage: AtomicU32,
     digests: [AtomicU64; 4],
-    /// Events of before this are gone; 0 where nobody knows.
-    events_from: AtomicI64,
     /// One more than the scope whose predicate is being asked; 0 while none is.
     asking: AtomicI64,
     /// Scopes whose predicate has ended a worker, each one more than its id, and until when they are not asked.
@@ -238,10 +236,10 @@ pub fn last_sweep() -> Option<Swept> {
     is_visited(place).then(|| swept(place))
 }
 
-/// Where the worker's next visit to the current database goes on: the stage, two digests, and a time where one is known.
-pub fn place() -> (usize, [[u8; 16]; 2], Option<Instant>) {
+/// Where the worker's next visit to the current database goes on: the stage, and two digests.
+pub fn place() -> (usize, [[u8; 16]; 2]) {
     let Some(place) = place_of(server::database(), true) else {
-        return (0, [[0; 16]; 2], None);
+        return (0, [[0; 16]; 2]);
     };
     let half = |at: usize| place.digests[at].load(Ordering::Relaxed).to_be_bytes();
     let digest = |at: usize| {
@@ -251,12 +249,11 @@ pub fn place() -> (usize, [[u8; 16]; 2], Option<Instant>) {
         digest
     };
     let stage = place.stage.load(Ordering::Relaxed) as usize;
-    let events_from = Some(place.events_from.load(Ordering::Relaxed)).filter(|at| *at != 0);
-    (stage, [digest(0), digest(2)], events_from.map(Instant))
+    (stage, [digest(0), digest(2)])
 }
 
 /// Remembers where the next visit goes on.
-pub fn set_place(stage: usize, digests: [[u8; 16]; 2], events_from: Instant) {
+pub fn set_place(stage: usize, digests: [[u8; 16]; 2]) {
     let Some(place) = place_of(server::database(), true) else {
         return;
     };
@@ -268,7 +265,6 @@ pub fn set_place(stage: usize, digests: [[u8; 16]; 2], events_from: Instant) {
     place
         .stage
         .store(u32::try_from(stage).unwrap_or(0), Ordering::Relaxed);
-    place.events_from.store(events_from.0, Ordering::Relaxed);
 }
 
 /// A predicate of this scope is being asked by the worker, or none any more.

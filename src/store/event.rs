@@ -99,23 +99,14 @@ pub fn insert(row: EventRow) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes events that happened from `from` on and before `until`, oldest first, at most `limit`: how many, and when the
-/// last of them happened.
-pub fn prune(
-    from: Instant,
-    until: Instant,
-    limit: usize,
-) -> Result<(usize, Option<Instant>), Error> {
+/// Removes events that happened before `until`, oldest first, at most `limit`: how many.
+pub fn prune(until: Instant, limit: usize) -> Result<usize, Error> {
     let table = Table::open(&DEFINITION, Mode::Write)?;
     let mut removed = 0;
-    let mut last = None;
     let mut outcome = Ok(());
     let by_age = Access::Ordered {
         index: BY_AGE,
-        conditions: &[
-            (HAPPENED_AT, Compare::AtLeast, from.into()),
-            (HAPPENED_AT, Compare::AtMost, until.into()),
-        ],
+        conditions: &[(HAPPENED_AT, Compare::AtMost, until.into())],
         direction: Direction::Forward,
     };
     table.scan(&by_age, Snapshot::Now, |row| {
@@ -129,11 +120,10 @@ pub fn prune(
             return ControlFlow::Break(());
         }
         removed += 1;
-        last = at;
         ControlFlow::Continue(())
     });
     table.keep();
-    outcome.map(|()| (removed, last))
+    outcome.map(|()| removed)
 }
 
 const HAPPENED_AT: usize = 0;

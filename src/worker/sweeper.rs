@@ -76,12 +76,11 @@ fn visit() {
         return;
     }
     let banned = shmem::banned(begun_at, Instant(begun_at.0.saturating_add(BAN_US)));
-    let (stage, [leases_from, runs_from], events_from) = shmem::place();
+    let (stage, [leases_from, runs_from]) = shmem::place();
     let place = Place {
         stage,
         leases_from,
         runs_from,
-        events_from: events_from.unwrap_or(Place::default().events_from),
     };
     let mut pass = Pass::from_place(&place, &banned);
     let mut expired_alive = BTreeMap::new();
@@ -117,8 +116,7 @@ fn visit() {
                 // What was only looked through can wait for the next round.
                 swept.more = batch.more && did_something;
                 let next = pass.next_place(!batch.more);
-                let digests = [next.leases_from, next.runs_from];
-                shmem::set_place(next.stage, digests, next.events_from);
+                shmem::set_place(next.stage, [next.leases_from, next.runs_from]);
                 if !batch.more {
                     break;
                 }
