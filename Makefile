@@ -5,6 +5,7 @@
 #   DESTDIR=/some/root       install below this folder (packagers)
 #   TESTS="a b"              only these files of a suite, without their suffix
 #   ACCEPT=1                 let regress/isolation results become the expected output
+#   MINUTES=1                how long `make chaos` goes on; CHAOS_SEED=… repeats a plan
 #   KEEP=1                   leave the cluster of `make demo` running
 #
 # The work is done by scripts/*.sh. Prerequisites: Debian 12 (or a relative of it), make, Rust 1.95 (rustup), and to
@@ -15,11 +16,11 @@ SHELL := bash
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
 
-export PGVER PG_CONFIG DESTDIR TESTS ACCEPT KEEP
+export PGVER PG_CONFIG DESTDIR TESTS ACCEPT KEEP MINUTES CHAOS_SEED
 
 SUITES := unit fuzz-smoke model regress isolation tap
 
-.PHONY: help setup build install uninstall installcheck demo test $(SUITES) lint fmt clean distclean env
+.PHONY: help setup build install uninstall installcheck demo test $(SUITES) bench chaos chaos-planted lint fmt clean distclean env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +70,20 @@ isolation: ## one spec per race
 tap: ## whole-server tests: worker, crash, dump, standby, roles
 	@scripts/setup.sh build tap
 	@scripts/test.sh tap
+
+chaos: ## clients that are killed, cut off and crashed, and a checker of what they were told, for MINUTES (1)
+	@scripts/setup.sh build chaos
+	@scripts/install.sh
+	@scripts/chaos.sh $$(($${MINUTES:-1} * 60))
+
+chaos-planted: ## the same on builds with planted faults: each must be found
+	@scripts/setup.sh build chaos
+	@tests/chaos/planted.sh
+
+bench: ## measured beside what people write themselves, in interleaved rounds (BENCH_ROUNDS, BENCH_SECONDS, BENCH_ONLY, BENCH_FULL)
+	@scripts/setup.sh build demo
+	@scripts/install.sh
+	@scripts/bench.sh
 
 lint: ## rustfmt, clippy, rustdoc, pgspot, shellcheck; warnings are errors
 	@scripts/setup.sh build lint

@@ -15,7 +15,11 @@ PGLAST_VERSION=7.21
 like_pgrx=(--config
     "target.'cfg(all(target_family = \"unix\", not(target_os = \"macos\")))'.rustflags = [\"-C\", \"link-arg=-Wl,--no-gc-sections\"]")
 
-lint_shell() { shellcheck -x scripts/*.sh demo/*.sh crates/core/fuzz/*.sh tests/model/*.sh .ci/run; }
+lint_shell() {
+    shellcheck -x scripts/*.sh demo/*.sh crates/core/fuzz/*.sh tests/model/*.sh tests/chaos/*.sh .ci/run
+    # Each is sourced, and sets what bench/lib.sh reads.
+    shellcheck -x -e SC2034,SC2119,SC2120 bench/*.sh bench/workloads/*.sh
+}
 
 lint_format() { cargo fmt --all --check; }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the named parts need and what is not there yet: build, tap, demo, fuzz, model, lint.
+# Installs what the named parts need and what is not there yet: build, tap, chaos, demo, fuzz, model, lint.
 # It asks for capabilities, not for package names, and calls apt-get only when one is missing. It never touches a
 # cluster: the `15/main` that Debian makes with a first postgresql package is not made either.
 # shellcheck source=scripts/lib.sh
@@ -56,7 +56,7 @@ need_demo() { need python3-psycopg has_psycopg; }
 # What tests/tap/lib/Browser.pm looks for.
 has_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
-# What tests/tap/lib/IdempotencyClock.pm looks for.
+# What tests/tap/lib/IdempotencyClock.pm and tests/chaos/server.py look for.
 has_libfaketime() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1' || [[ -e /usr/lib/faketime/libfaketime.so.1 ]]; }
 
 need_tap() {
@@ -69,6 +69,11 @@ need_tap() {
 }
 
 need_fuzz() { need g++ command -v g++; }
+
+need_chaos() {
+    need_demo
+    need faketime has_libfaketime
+}
 
 need_model() {
     need spin command -v spin
@@ -121,6 +126,7 @@ for part in "$@"; do
         tap) need_tap ;;
         demo) need_demo ;;
         fuzz) need_fuzz ;;
+        chaos) need_chaos ;;
         model) need_model ;;
         lint) need_lint ;;
         *) die "unknown part: $part" ;;

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from families import BOX, Family, family_of
+from history import Grant
 from journal import Journal, now_us
 from operations import Worker
 from provider import Provider
@@ -40,6 +41,21 @@ class Drain:
         if locks:
             stuck.append(f"{locks} keys are still locked")
         return stuck
+
+    def come_late(self, grants: list[Grant]) -> list[str]:
+        """Tries to end each key with each fence that somebody else has followed. Gives back what was accepted."""
+        newest = {row["key"]: row["fence"] for row in self._session.run("SELECT key, fence FROM idempotency.records")}
+        accepted = []
+        for grant in grants:
+            if grant.fence == newest.get(grant.key):
+                continue
+            try:
+                self._session.end(grant.key, "late", "completed", grant.fence)
+                accepted.append(f"{grant.key}: fence {grant.fence} completed it, the newest is {newest.get(grant.key)}")
+            except Refused as refused:
+                if refused.sqlstate not in ("ID003", "ID004"):
+                    accepted.append(f"{grant.key}: a fence that is not the newest was refused with {refused.sqlstate}")
+        return accepted
 
     def _until_finished(self, key: str) -> list[str]:
         while time.monotonic() < self._deadline:

@@ -15,6 +15,7 @@ EVERY = {
 }
 EVERY_CLOCK_STEP = 1.0
 STEPS_SECONDS = (-7200, -600, -30, -2, 0, 2, 30, 600, 7200)
+AFTER_ALL_STEPS_SECONDS = max(STEPS_SECONDS) + 3600
 
 
 @dataclass(frozen=True)

@@ -3,29 +3,35 @@
 CLUSTER is a cluster of scripts/cluster.sh that is not running. Prints a line for each invariant, as in TAP.
 """
 
+import multiprocessing
+import os
+import re
 import signal
-import subprocess
 import sys
 import time
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 
+import client
 from drain import Drain
 from families import FAMILIES
 from history import History
 from invariants import INVARIANTS, World
 from journal import Journal
-from modes import COMMON_SETTINGS, MODES
-from plan import Disturbance, plan
+from modes import COMMON_SETTINGS, MODES, Mode
+from plan import AFTER_ALL_STEPS_SECONDS, Disturbance, plan
 from provider import Provider
 from server import Clock, Server
 from session import Session, create_scope
 from timeline import Timeline
 
-CLIENTS = 8
+COUNT = 8
+# Cheaper than a new interpreter for each life of a client.
+FORK = multiprocessing.get_context("fork")
 VIOLATIONS_SHOWN_MAX = 10
 GONE_SECONDS_MAX = 60
 
@@ -33,44 +39,44 @@ GONE_SECONDS_MAX = 60
 class Clients:
     """The client processes; one that was killed is followed by another."""
 
-    def __init__(self, folder: Path, seed: str, mode: str, plant: list[str]) -> None:
-        self._folder, self._seed, self._mode, self._plant = folder, seed, mode, plant
-        self._started = time.monotonic()
-        self._lives = [0] * CLIENTS
-        self.running = [self._spawn(number) for number in range(CLIENTS)]
+    def __init__(self, folder: Path, seed: str, mode: Mode, in_two_transactions: bool) -> None:
+        self._arguments = (seed, time.monotonic(), mode, in_two_transactions)
+        self._folder = folder
+        self._lives = [0] * COUNT
         self.complaints: list[str] = []
+        self.running = [self._spawn(number) for number in range(COUNT)]
 
-    def _spawn(self, number: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, number: int) -> ForkProcess:
         self._lives[number] += 1
         name = f"client-{number}.{self._lives[number]}"
-        with open(self._folder / "clients.log", "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("client.py")), str(self._folder), name,
-                 f"{self._seed}:{name}", str(self._started), self._mode, *self._plant], stdout=log, stderr=log)
+        process = FORK.Process(target=client.work, args=(self._folder, name, *self._arguments))
+        process.start()
+        return process
 
     def kill(self, number: int) -> None:
         self.running[number].kill()
-        self.running[number].wait()
+        self.running[number].join()
 
     def keep_running(self) -> None:
         for number, process in enumerate(self.running):
-            status = process.poll()
-            if status is None:
+            if process.is_alive():
                 continue
-            if status != -signal.SIGKILL:
-                self.complaints.append(f"client {number} ended by itself, with status {status}: see clients.log")
+            if process.exitcode != -signal.SIGKILL:
+                self.complaints.append(f"client {number} ended by itself, with {process.exitcode}: see clients.log")
             self.running[number] = self._spawn(number)
 
     def end(self) -> None:
-        for process in self.running:
-            process.kill()
-            process.wait()
+        for number in range(COUNT):
+            self.kill(number)
+
+    def lives(self) -> int:
+        return sum(self._lives)
 
 
 class Chaos:
     def __init__(self, server: Server, clients: Clients, journal: Journal, clock: Clock | None) -> None:
         self._server, self._clients, self._journal, self._clock = server, clients, journal, clock
-        self._paused: list[tuple[float, subprocess.Popen[bytes]]] = []
+        self._paused: list[tuple[float, ForkProcess]] = []
 
     def run(self, disturbances: list[Disturbance], seconds: float) -> None:
         start = time.monotonic()
@@ -79,17 +85,17 @@ class Chaos:
             self._clients.keep_running()
             self._wake(time.monotonic())
             if waiting and waiting[0].at <= elapsed:
-                self._disturb(waiting.pop(0))
+                self.disturb(waiting.pop(0))
             else:
                 time.sleep(0.01)
         self._wake(float("inf"))
 
     def _wake(self, now: float) -> None:
         for until, process in [pair for pair in self._paused if pair[0] <= now]:
-            process.send_signal(signal.SIGCONT)
+            send(process, signal.SIGCONT)
             self._paused.remove((until, process))
 
-    def _disturb(self, one: Disturbance) -> None:
+    def disturb(self, one: Disturbance) -> None:
         asked: dict[str, Any] = {"choice": one.choice}
         if one.what == "step_clock":
             asked = {"offset": one.choice}
@@ -98,12 +104,12 @@ class Chaos:
         self._journal.told(step)
 
     def _kill_client(self, one: Disturbance) -> None:
-        self._clients.kill(one.choice % CLIENTS)
+        self._clients.kill(one.choice % COUNT)
 
     def _pause_client(self, one: Disturbance) -> None:
-        process = self._clients.running[one.choice % CLIENTS]
-        if process.poll() is None:
-            process.send_signal(signal.SIGSTOP)
+        process = self._clients.running[one.choice % COUNT]
+        if process.is_alive():
+            send(process, signal.SIGSTOP)
             self._paused.append((time.monotonic() + one.length, process))
 
     def _terminate_backend(self, one: Disturbance) -> None:
@@ -121,6 +127,12 @@ class Chaos:
     def _step_clock(self, one: Disturbance) -> None:
         assert self._clock is not None
         self._clock.set(one.choice)
+
+
+def send(process: ForkProcess, what: signal.Signals) -> None:
+    """Only to one that is alive: the number of one that ended may be another's by now."""
+    if process.is_alive() and process.pid is not None:
+        os.kill(process.pid, what)
 
 
 def look() -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, list[str]]]:
@@ -147,9 +159,8 @@ def until_gone(server: Server) -> None:
 
 def faults_in(lines: list[str]) -> list[str]:
     """What no server log of a run may show. Backends are killed on purpose, by signal 9."""
-    signs = (" XX000 ", "PANIC: ", "TRAP: ", "stack backtrace")
-    return [line for line in lines if any(sign in line for sign in signs)
-            or ("was terminated by signal" in line and "signal 9" not in line)]
+    sign = re.compile(r" XX000 +(ERROR|FATAL|WARNING):|PANIC: |TRAP: |stack backtrace|terminated by signal (?!9\b)")
+    return [line for line in lines if sign.search(line)]
 
 
 def report(world: World, label: str) -> bool:
@@ -180,22 +191,27 @@ def main() -> None:
         create_scope(session, family)
     session.drop()
 
-    clients = Clients(place, seed, mode.name, plant)
+    clients = Clients(place, seed, mode, "two-transactions" in plant)
+    chaos = Chaos(server, clients, Journal(place / "journal", "driver"), clock)
     try:
-        Chaos(server, clients, Journal(place / "journal", "driver"), clock).run(plan(seed, float(seconds), mode), float(seconds))
+        chaos.run(plan(seed, float(seconds), mode), float(seconds))
     finally:
         clients.end()
     if clock:
-        clock.set(0)
+        # Leases that were given when the clock was ahead have ended then.
+        chaos.disturb(Disturbance(float(seconds), "step_clock", AFTER_ALL_STEPS_SECONDS, 0))
     until_gone(server)
-    stuck = Drain(place, by_fence=mode.clock_jumps).run(History(place / "journal").keys)
+    drain = Drain(place, by_fence=mode.clock_jumps)
+    before = History(place / "journal")
+    stuck = drain.run(before.keys)
+    late = drain.come_late(before.grants)
     ledger, records, orders = look()
     server.stop()
 
     history = History(place / "journal")
     world = World(mode, history, Timeline(history, ledger, mode), records, orders,
-                  Provider(place / "provider", False).all(), stuck, clients.complaints + faults_in(server.log_lines()))
-    print(f"# {mode.name}: {len(history.steps)} requests on {len(history.keys)} keys by {sum(clients._lives)} clients, "
+                  Provider(place / "provider", False).all(), stuck, late, clients.complaints + faults_in(server.log_lines()))
+    print(f"# {mode.name}: {len(history.steps)} requests on {len(history.keys)} keys by {clients.lives()} clients, "
           f"{len(ledger)} effects inside, {sum(map(len, world.provider.values()))} outside, {len(history.crashes)} crashes")
     sys.exit(0 if report(world, mode.name) else 1)
 
