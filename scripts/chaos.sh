@@ -35,6 +35,7 @@ python=$(python_with_psycopg)
 printf '# CHAOS_SEED=%s\n' "$seed"
 status=0
 for mode in "${modes[@]}"; do
+    # shellcheck disable=SC2119
     cluster_create
     cp -r tests/chaos "$CLUSTER_DIR/program"
     ((EUID != 0)) || chown -R postgres: "$CLUSTER_DIR/program"
