@@ -15,6 +15,6 @@ def work(folder: Path, name: str, seed: str, started: float, mode: Mode, in_two_
     with open(folder / "clients.log", "a", encoding="utf-8") as log:
         sys.stdout = sys.stderr = log
         worker = Worker(Session(Journal(folder / "journal", name)), Provider(folder / "provider", mode.clock_jumps),
-                        random.Random(f"{seed}:{name}"), started, in_two_transactions, mode.clock_jumps)
+                        random.Random(f"{seed}:{name}"), started, mode, in_two_transactions)
         while True:
             worker.work()

@@ -7,6 +7,7 @@ from pathlib import Path
 from families import BOX, Family, family_of
 from history import Grant
 from journal import Journal, now_us
+from modes import Mode
 from operations import Worker
 from provider import Provider
 from session import OWNERS, Lost, Refused, Session
@@ -16,10 +17,10 @@ LEASE_MS = 60_000
 
 
 class Drain:
-    def __init__(self, folder: Path, by_fence: bool) -> None:
+    def __init__(self, folder: Path, mode: Mode) -> None:
         self._session = Session(Journal(folder / "journal", "drain"))
-        self._provider = Provider(folder / "provider", by_fence)
-        self._worker = Worker(self._session, self._provider, random.Random("drain"), 0.0)
+        self._provider = Provider(folder / "provider", mode.clock_jumps)
+        self._worker = Worker(self._session, self._provider, random.Random("drain"), 0.0, mode)
         self._deadline = time.monotonic() + SECONDS_MAX
 
     def run(self, keys: list[str]) -> list[str]:
@@ -68,8 +69,10 @@ class Drain:
                     self._decide(key)
                 elif claim["decision"] in OWNERS:
                     self._finish(key, op, claim["decision"], claim["fence"], claim["claimed_at"])
-            except (Refused, Lost) as error:
-                return [f"{key}: {error!r}"]
+            except Refused as refused:
+                return [f"{key}: {refused.sqlstate}"]
+            except Lost:
+                continue  # Some of its commits are cut off, too: asked again, it goes on from what is so.
         return [f"{key} could not be driven to an end"]
 
     def _finish(self, key: str, op: str, decision: str, fence: int, claimed_at: int | None) -> None:

@@ -201,7 +201,7 @@ def main() -> None:
         # Leases that were given when the clock was ahead have ended then.
         chaos.disturb(Disturbance(float(seconds), "step_clock", AFTER_ALL_STEPS_SECONDS, 0))
     until_gone(server)
-    drain = Drain(place, by_fence=mode.clock_jumps)
+    drain = Drain(place, mode)
     before = History(place / "journal")
     stuck = drain.run(before.keys)
     late = drain.come_late(before.grants)
@@ -212,7 +212,8 @@ def main() -> None:
     world = World(mode, history, Timeline(history, ledger, mode), records, orders,
                   Provider(place / "provider", False).all(), stuck, late, clients.complaints + faults_in(server.log_lines()))
     print(f"# {mode.name}: {len(history.steps)} requests on {len(history.keys)} keys by {clients.lives()} clients, "
-          f"{len(ledger)} effects inside, {sum(map(len, world.provider.values()))} outside, {len(history.crashes)} crashes")
+          f"{len(ledger)} effects inside, {sum(map(len, world.provider.values()))} outside, {len(history.crashes)} crashes, which "
+          f"forgot {world.timeline.forgotten(history.said)} finished keys that somebody was told of")
     sys.exit(0 if report(world, mode.name) else 1)
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 from families import RUN, family_of
-from history import NEVER, History, Step
+from history import NEVER, History, Said, Step
 from modes import Mode
 
 Row = dict[str, Any]
@@ -86,6 +86,10 @@ class Timeline:
         if crash is None:
             return False
         return not any(step.over <= later.called and later.over <= crash.called for later in self._durable)
+
+    def forgotten(self, said: list[Said]) -> int:
+        """How much was forgotten."""
+        return sum(not family_of(one.key).is_outside and (one.key, one.op) not in self.row_of_op for one in said)
 
     def crash_between(self, begin: float, end: float) -> bool:
         return self._mode.may_forget and any(crash.over >= begin and crash.called <= end for crash in self._history.crashes)
