@@ -18,9 +18,9 @@ SHELL := bash
 
 export PGVER PG_CONFIG DESTDIR TESTS ACCEPT KEEP MINUTES CHAOS_SEED
 
-SUITES := unit fuzz-smoke model regress isolation tap
+SUITES := unit fuzz-smoke model regress isolation chaos tap
 
-.PHONY: help setup build install uninstall installcheck demo test $(SUITES) bench chaos chaos-planted lint fmt clean distclean env
+.PHONY: help setup build install uninstall installcheck demo test $(SUITES) bench chaos-planted lint fmt clean distclean env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,8 +43,8 @@ demo: ## the story on real input, in a throw-away cluster (KEEP=1 leaves it runn
 	@scripts/install.sh
 	@scripts/demo.sh
 
-test: ## every suite: unit, fuzz-smoke, model, regress, isolation, tap
-	@scripts/setup.sh build tap fuzz model
+test: ## every suite: unit, fuzz-smoke, model, regress, isolation, chaos, tap
+	@scripts/setup.sh build tap fuzz model chaos
 	@scripts/test.sh $(SUITES)
 
 unit: ## the pure crate: unit tests, property tests, published vectors
@@ -73,8 +73,7 @@ tap: ## whole-server tests: worker, crash, dump, standby, roles
 
 chaos: ## clients that are killed, cut off and crashed, and a checker of what they were told, for MINUTES (1)
 	@scripts/setup.sh build chaos
-	@scripts/install.sh
-	@scripts/chaos.sh $$(($${MINUTES:-1} * 60))
+	@scripts/test.sh chaos
 
 chaos-planted: ## the same on builds with planted faults: each must be found
 	@scripts/setup.sh build chaos
@@ -93,7 +92,7 @@ fmt: ## format the Rust code
 	cargo fmt --all
 
 setup: ## what demo, test and lint do first: system packages and cargo-pgrx
-	@scripts/setup.sh build tap demo fuzz model lint
+	@scripts/setup.sh build tap demo fuzz model chaos lint
 
 env: ## shell lines that make plain cargo commands share these builds: eval "$(make -s env)"
 	@scripts/build.sh --env

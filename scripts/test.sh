@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the named suites (unit, fuzz-smoke, model, regress, isolation, tap), all of them even if one fails, and ends with one
+# Runs the named suites (unit, fuzz-smoke, model, regress, isolation, chaos, tap), all of them even if one fails, and ends with one
 # line that sums them up: 'N passed, N failed'. What a suite printed stays in target/test-results.
 # shellcheck source=scripts/cluster.sh
 source "$(dirname "$0")/cluster.sh"
@@ -53,6 +53,18 @@ suite_model() {
     # None of its cases may be among those that are asked for by name.
     ((status == 0 && ok + ${#names[@]} > 0 || bad > 0)) || bad=1
     count model "$ok" "$bad"
+}
+
+# --- chaos ------------------------------------------------------------------------------------------------------
+
+suite_chaos() {
+    local log=$RESULTS_DIR/chaos.log status=0 ok bad
+    rm -rf "$RESULTS_DIR/chaos"
+    CHAOS_KEEP=$RESULTS_DIR/chaos scripts/chaos.sh "$((${MINUTES:-1} * 60))" 2>&1 | tee "$log" || status=$?
+    ok=$(matches '^ok ' "$log")
+    bad=$(matches '^not ok ' "$log")
+    ((status == 0 && ok > 0 || bad > 0)) || bad=1
+    count chaos "$ok" "$bad"
 }
 
 # --- regress and isolation --------------------------------------------------------------------------------------
@@ -191,7 +203,7 @@ installed=
 start=$SECONDS
 for suite in "$@"; do
     case $suite in
-        regress | isolation | tap)
+        regress | isolation | chaos | tap)
             [[ -n $installed ]] || { scripts/install.sh && installed=1; }
             ;;
     esac
@@ -202,6 +214,7 @@ for suite in "$@"; do
         model) suite_model ;;
         regress) suite_regress ;;
         isolation) suite_isolation ;;
+        chaos) suite_chaos ;;
         tap) suite_tap ;;
         *) die "unknown suite: $suite" ;;
     esac
