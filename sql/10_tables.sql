@@ -251,6 +251,13 @@ CREATE TABLE idempotency.failure_kind (
 );
 COMMENT ON TABLE idempotency.failure_kind IS 'your own kinds of failure and their verdicts, before those that are built in; see idempotency.failure_kinds';
 
+CREATE TABLE idempotency.prune_horizon (
+    scope_id       pg_catalog.int4 NOT NULL,
+    finished_until pg_catalog.timestamptz NOT NULL,
+    CONSTRAINT prune_horizon_scope_id_pkey PRIMARY KEY (scope_id)
+) WITH (fillfactor = 60);
+COMMENT ON TABLE idempotency.prune_horizon IS 'up to when of its finishing an outcome of the scope may have been pruned, under whatever window: a call issued before then is told expired';
+
 -- The record must survive a dump and restore. prune_progress need not: pruning then begins at the first outcome.
 SELECT pg_catalog.pg_extension_config_dump('idempotency.scope', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.scope_grant', '');
@@ -258,6 +265,7 @@ SELECT pg_catalog.pg_extension_config_dump('idempotency.args_rule', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.claim', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outcome', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.tombstone', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.prune_horizon', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.run', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.run_sign', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.observed', '');

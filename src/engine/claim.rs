@@ -19,7 +19,7 @@ use crate::policy::{self, Scope};
 use crate::stats::{self, Counter, Observed};
 use crate::store::claim::OpenRow;
 use crate::store::event::Kind;
-use crate::store::{KeyTables, message, outcome, tombstone};
+use crate::store::{KeyTables, horizon, message, outcome, tombstone};
 use idempotency_core::decide::{
     self, Decision, EffectKind, FinishedKey, FinishedState, Found, OpenKey, OpenState, Ownership,
     Prior,
@@ -494,7 +494,18 @@ pub fn issued(
     {
         return Err(Error::IssuedAhead(key.place()));
     }
-    at.map(|at| runs::issued(at, run, scope)).transpose()
+    let Some(at) = at else { return Ok(None) };
+    // Read after the record: whatever took that away is seen here.
+    let pruned_until = if is_free(scope, record, now) {
+        horizon::find(scope.id())?
+    } else {
+        None
+    };
+    Ok(Some(Issued {
+        at,
+        run: runs::kept_since(at, run, scope)?,
+        pruned_until,
+    }))
 }
 
 /// The answer to a call that comes after the window.

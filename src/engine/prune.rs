@@ -19,7 +19,7 @@ use crate::stats::{self, Counter};
 use crate::store::outcome::{self, CURSOR_START, Candidate, OutcomeRow};
 use crate::store::progress::{self, Progress};
 use crate::store::run::{RunRow, Runs};
-use crate::store::{KeyTables, Stands, scope, tombstone};
+use crate::store::{KeyTables, Stands, horizon, scope, tombstone};
 use idempotency_core::decide::FinishedKey;
 use idempotency_core::digest;
 use idempotency_core::time::{Instant, Span};
@@ -59,6 +59,8 @@ pub struct Scopes {
     /// Predicates that failed: why first, and how much time that took. After as long as one answer may take, no more are
     /// asked for in this pass.
     failed: HashMap<i32, (String, i64)>,
+    /// What this pass prunes of each scope: outcomes that were finished, and whose run ended, up to then.
+    until: HashMap<i32, Instant>,
     /// When this pass began to prune each scope, and from which time of its outcomes.
     begun: HashMap<i32, (Moment, Instant)>,
 }
@@ -159,8 +161,11 @@ fn prune_scope(
             return Ok(tombstones_done);
         }
     };
-    let until = Instant(now.0.saturating_sub(window.us()));
-    let due = outcome::finished_until(
+    let until = match scopes.until.get(&scope.id()) {
+        Some(until) => *until,
+        None => Instant(now.0.saturating_sub(window.us())),
+    };
+    let mut due = outcome::finished_until(
         &terms.tables.outcome,
         scope.id(),
         progress.cursor,
@@ -168,6 +173,10 @@ fn prune_scope(
         terms.limit,
     );
     let reached_end = due.len() < terms.limit;
+    // In every batch: the one before may have been rolled back.
+    let until = move_horizon(scope, until, !due.is_empty(), now)?;
+    scopes.until.insert(scope.id(), until);
+    due.retain(|candidate| candidate.at.finished_at <= until);
     if let Some(first) = due.first() {
         let begun = (Moment::now(), first.at.finished_at);
         scopes.begun.entry(scope.id()).or_insert(begun);
@@ -187,7 +196,7 @@ fn prune_scope(
         batch.handled += 1;
         let run = by_predicate(scopes, scope, candidate)?;
         let did = batch.change(&candidate.digest, terms.each, &|digest| {
-            prune_one(scope, terms.tables, digest, run, &expired_alive)
+            prune_one(scope, terms.tables, digest, run, until, &expired_alive)
         })?;
         match did {
             Did::Change => batch.outcomes_pruned += 1,
@@ -274,18 +283,48 @@ fn save(scope: &Scope, progress: &Progress) -> Result<(), Error> {
     progress::put(scope.id(), progress)
 }
 
+/// Writes down that outcomes finished up to then may be pruned now, where any is. While somebody else begins to prune the
+/// scope, no more may be than what was written down before. Gives back up to when they may.
+fn move_horizon(
+    scope: &Scope,
+    until: Instant,
+    some_are_due: bool,
+    now: Instant,
+) -> Result<Instant, Error> {
+    // Beyond now after the clock went back: whatever is done from now on is not pruned yet.
+    let lies_ahead = |at: Instant| at > now;
+    let moves = |before: Option<Instant>| {
+        before.is_some_and(lies_ahead) || some_are_due && before.is_none_or(|at| at < until)
+    };
+    let before = horizon::find(scope.id())?;
+    if !moves(before) {
+        return Ok(until);
+    }
+    let pruning = digest::scope_run_digest(scope.name(), "");
+    let Some(_kept) = KeyLock::try_acquire_upkeep(&pruning) else {
+        return Ok(before.unwrap_or(CURSOR_START.finished_at).min(until));
+    };
+    let before = horizon::find(scope.id())?;
+    if moves(before) {
+        let is_ahead = before.is_some_and(lies_ahead);
+        horizon::put(scope.id(), if is_ahead { now } else { until })?;
+    }
+    Ok(until)
+}
+
 /// Prunes one outcome, if it is still due. Whether it was.
 fn prune_one(
     scope: &Scope,
     tables: &KeyTables,
     digest: &[u8; 16],
     by_predicate: Option<Run>,
+    until: Instant,
     expired_alive: &Cell<u32>,
 ) -> Result<bool, Error> {
     let Some(row) = outcome::find(&tables.outcome, digest, Snapshot::Now) else {
         return Ok(false);
     };
-    let judged = judge(scope.id(), &row, by_predicate)?;
+    let judged = judge(scope.id(), &row, by_predicate, until)?;
     let (
         Prune::Go {
             run_is_alive,
@@ -299,7 +338,7 @@ fn prune_one(
     tables.erase(digest, Stands::InOutcome)?;
     // From here on claims see that it goes, and wait. One before may have been told a replay by what was committed since
     // the judgement: then it must not go.
-    if judge(scope.id(), &row, by_predicate)? != judged {
+    if judge(scope.id(), &row, by_predicate, until)? != judged {
         return Err(Error::Overtaken(Place::new(scope.name(), &row.key)));
     }
     if is_guarded {
@@ -317,11 +356,13 @@ fn prune_one(
     Ok(true)
 }
 
-/// What is to become of an outcome, and whether its scope has a guard, by what is committed now.
+/// What is to become of an outcome, and whether its scope has a guard, by what is committed now: as at the moment at which
+/// the window of those finished at `until` is over, since the horizon says no more.
 fn judge(
     scope_id: i32,
     row: &OutcomeRow,
     by_predicate: Option<Run>,
+    until: Instant,
 ) -> Result<(Prune, bool), Error> {
     let Some(scope) = fresh(scope_id)? else {
         return Ok((Prune::Keep, false));
@@ -335,7 +376,12 @@ fn judge(
         run,
         ..row.finished
     };
-    let prune = window::prune(&finished, &scope.policy(), server::now());
+    let policy = scope.policy();
+    let now = server::now();
+    let at = policy
+        .window
+        .map_or(now, |window| now.min(until.after(window)));
+    let prune = window::prune(&finished, &policy, at);
     Ok((prune, scope.guard().is_some()))
 }
 

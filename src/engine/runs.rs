@@ -13,7 +13,7 @@ use crate::policy::{self, Scope};
 use crate::store::run::{RunRow, Runs};
 use idempotency_core::digest;
 use idempotency_core::time::{Instant, Span};
-use idempotency_core::window::{self, Issued, Run};
+use idempotency_core::window::{self, Run};
 
 /// What the run of a key says about its window, for a key of this scope that was finished then.
 pub fn standing(
@@ -44,21 +44,16 @@ pub fn standing(
 }
 
 /// What a call that was issued then may count on: that its run has kept all that was done since.
-pub fn issued(at: Instant, run: Option<&str>, scope: &Scope) -> Result<Issued, Error> {
-    let nothing = Issued { at, run: Run::None };
+pub fn kept_since(at: Instant, run: Option<&str>, scope: &Scope) -> Result<Run, Error> {
     // A predicate says nothing about the past.
     let (Some(run), None) = (run, scope.run_is_alive()) else {
-        return Ok(nothing);
+        return Ok(Run::None);
     };
     let runs = Runs::open(Mode::Read)?;
     let row = runs.find(&digest::run_digest(run), Snapshot::Now);
     runs.close();
-    Ok(row
-        .filter(|row| row.begun_at <= at)
-        .map_or(nothing, |row| Issued {
-            at,
-            run: row.standing(server::now()),
-        }))
+    let lived = row.filter(|row| row.begun_at <= at);
+    Ok(lived.map_or(Run::None, |row| row.standing(server::now())))
 }
 
 /// A key of this run was claimed, finished or renewed: a sign of life, recorded at intervals, in a row of its own. It

@@ -3,6 +3,7 @@
 
 pub mod claim;
 pub mod event;
+pub mod horizon;
 pub mod message;
 pub mod observed;
 pub mod outcome;
@@ -18,6 +19,17 @@ use crate::pg::value::Value;
 use claim::OpenRow;
 use outcome::OutcomeRow;
 use std::ops::ControlFlow;
+
+/// Replaces the row of this primary key, or inserts it.
+fn put(table: &Table, key: &[(usize, Value)], values: Assignments) -> Result<(), Error> {
+    let replaced = table.scan(&Access::PrimaryKey(key), Snapshot::Now, |old| {
+        ControlFlow::Break(table.update(old, values.clone()))
+    });
+    match replaced {
+        Some(replaced) => replaced,
+        None => table.insert(values),
+    }
+}
 
 /// The digest's column in the tables that have one: their primary key.
 const DIGEST: usize = 0;

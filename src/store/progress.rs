@@ -82,14 +82,7 @@ pub fn find(scope_id: i32) -> Result<Option<Progress>, Error> {
 pub fn put(scope_id: i32, progress: &Progress) -> Result<(), Error> {
     let table = Table::open(&DEFINITION, Mode::Write)?;
     let key = [(SCOPE_ID, scope_id.into())];
-    let values = write(scope_id, progress);
-    let replaced = table.scan(&Access::PrimaryKey(&key), Snapshot::Now, |old| {
-        ControlFlow::Break(table.update(old, values.clone()))
-    });
-    match replaced {
-        Some(replaced) => replaced?,
-        None => table.insert(values)?,
-    }
+    super::put(&table, &key, write(scope_id, progress))?;
     table.keep();
     Ok(())
 }

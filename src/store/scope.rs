@@ -8,6 +8,7 @@ use crate::pg::raise::Caught;
 use crate::pg::spi::{self, Kind, Parameter};
 use crate::pg::table::{Access, Definition, Mode, Row, Snapshot, Table, Type};
 use crate::pg::{server, shmem};
+use crate::store::horizon;
 use idempotency_core::digest::key_digest;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -366,6 +367,7 @@ pub fn add_rule(id: i32, pointers: &[String]) -> Result<i32, Error> {
 
 /// Removes a scope with all that is stored of it besides keys.
 pub fn remove(id: i32) -> Result<(), Error> {
+    horizon::remove(id)?;
     for text in [
         c"DELETE FROM idempotency.scope_grant WHERE scope_id OPERATOR(pg_catalog.=) $1",
         c"DELETE FROM idempotency.args_rule WHERE scope_id OPERATOR(pg_catalog.=) $1",

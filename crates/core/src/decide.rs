@@ -220,9 +220,7 @@ pub fn decide(found: Found, policy: &Policy, issued: Option<Issued>, now: Instan
         Found::Pruned(_) if policy.late == Late::Expired => Decision::Expired(Expiry::WindowOver),
         Found::Absent | Found::Pruned(_) => {
             // What was done since then would still be on record.
-            if issued
-                .is_some_and(|issued| window::guarded_until(issued.at, issued.run, policy) <= now)
-            {
+            if issued.is_some_and(|issued| window::issued_too_long_ago(&issued, policy, now)) {
                 return Decision::Expired(Expiry::IssuedBefore);
             }
             let kind = policy.kind;
@@ -765,6 +763,7 @@ mod tests {
             Some(Issued {
                 at: ago(window),
                 run,
+                pruned_until: None,
             })
         };
         let expired = Decision::Expired(Expiry::IssuedBefore);
@@ -786,6 +785,28 @@ mod tests {
             told(Found::Absent, policy, Run::Ended(ago(window))),
             expired
         );
+    }
+
+    #[test]
+    fn a_call_issued_before_what_a_shorter_window_let_go_is_expired() {
+        let policy = policy(EffectKind::External);
+        let told = |at, run, pruned_until| {
+            let issued = Issued {
+                at,
+                run,
+                pruned_until: Some(pruned_until),
+            };
+            decide(Found::Absent, &policy, Some(issued), NOW)
+        };
+        let expired = Decision::Expired(Expiry::IssuedBefore);
+        let executes = |decision| matches!(decision, Decision::Execute(_));
+        assert_eq!(told(ago(2), Run::None, ago(1)), expired);
+        assert_eq!(told(ago(2), Run::None, ago(2)), expired);
+        assert!(executes(told(ago(1), Run::None, ago(2))));
+        // Its run has kept it.
+        assert!(executes(told(ago(9), Run::Alive, ago(1))));
+        assert!(executes(told(ago(9), Run::Ended(ago(1)), ago(2))));
+        assert_eq!(told(ago(9), Run::Ended(ago(3)), ago(2)), expired);
     }
 
     #[test]

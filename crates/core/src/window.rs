@@ -39,6 +39,8 @@ pub struct Issued {
     pub at: Instant,
     /// The run that the call names, where that has lived since.
     pub run: Run,
+    /// Up to when finished outcomes may have been pruned, also under a window that was shorter than it is now.
+    pub pruned_until: Option<Instant>,
 }
 
 /// Never.
@@ -75,6 +77,20 @@ pub fn outcome_guarded_until(key: &FinishedKey, policy: &Policy) -> Instant {
         FinishedState::Completed | FinishedState::Rejected | FinishedState::NotApplied => key.run,
     };
     guarded_until(key.finished_at, run, policy)
+}
+
+/// Whether a record of what was done since the call was issued may have come and gone.
+pub fn issued_too_long_ago(issued: &Issued, policy: &Policy, now: Instant) -> bool {
+    if guarded_until(issued.at, issued.run, policy) <= now {
+        return true;
+    }
+    // An outcome goes when it was finished, and its run ended, before the horizon.
+    let kept_from = match issued.run {
+        Run::None => issued.at,
+        Run::Alive => NEVER,
+        Run::Ended(at) => issued.at.max(at),
+    };
+    issued.pruned_until.is_some_and(|until| kept_from <= until)
 }
 
 /// Does an outcome of this state stand for an effect or a final answer? The others leave the operation free anyway.

@@ -241,3 +241,33 @@ SELECT idem_scope_set('w', issued_at_from => 'uuidv7');
 SELECT idem_renew('order-17', '2 minutes', 'w', :fence) IS NOT NULL AS renewed, idem_complete('order-17', '1', 'w', :fence);
 SELECT decision, result FROM idem_claim('order-17', scope => 'w');
 ROLLBACK;
+-- A window that becomes longer brings nothing back: what was pruned under the shorter one is not "never done". How far
+-- that goes is part of dumps, and nothing that rolls back moves it.
+BEGIN;
+SELECT idem_scope_set('w', dedup_window => '1 hour');
+SELECT id AS w FROM idempotency.scope WHERE name = 'w' \gset
+SELECT idem_once(key, 'SELECT to_jsonb(1)', scope => 'w') FROM unnest('{gone,last}'::text[]) AS key;
+UPDATE idempotency.outcome SET finished_at = finished_at - CASE key WHEN 'gone' THEN interval '3 hours' ELSE interval '2 hours' END;
+SAVEPOINT pruned;
+SELECT outcomes_pruned FROM idem_sweep();
+ROLLBACK TO pruned;
+SELECT count(*) AS horizons FROM idempotency.prune_horizon WHERE scope_id = :w;
+SELECT outcomes_pruned FROM idem_sweep();
+SELECT idem_scope_set('w', dedup_window => '30 days');
+\set issued 'idem_claim($k$gone$k$, scope => $k$w$k$, issued_at => clock_timestamp() - interval $k$%s$k$)'
+SELECT ago, test.asked(format(:'issued', ago)) FROM unnest('{3 hours,61 minutes,59 minutes}'::text[]) AS ago;
+SELECT idem_scope_set('w', keep_forever => true);
+SELECT ago, test.asked(format(:'issued', ago)) FROM unnest('{3 hours,61 minutes,59 minutes}'::text[]) AS ago;
+-- What a clock that was ahead has pruned was finished by now: a sweep says so when the clock is right again.
+SELECT idem_scope_reset('w', 'keep_forever'), idem_scope_set('w', dedup_window => '30 days');
+UPDATE idempotency.prune_horizon SET finished_until = clock_timestamp() + interval '1 year';
+SELECT test.asked(format(:'issued', '1 minute'));
+SELECT leases_ended, outcomes_pruned FROM idem_sweep();
+SELECT test.asked(format(:'issued', '1 minute')), test.asked(format(:'issued', '-1 second'));
+-- The run has kept what was done in it.
+SELECT idem_run_begin('agent', '9 days') IS NOT NULL AS begun;
+UPDATE idempotency.run SET begun_at = begun_at - interval '8 days';
+SELECT test.asked($$ idem_claim('k', scope => 'w', run => 'agent', issued_at => clock_timestamp() - interval '7 days') $$);
+SELECT idem_scope_drop('w');
+SELECT count(*) AS horizons FROM idempotency.prune_horizon WHERE scope_id = :w;
+ROLLBACK;
