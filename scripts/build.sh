@@ -18,6 +18,8 @@ build() {
     # cargo's progress and every error go to stderr; what cargo-pgrx tells besides is of interest only on failure.
     cargo pgrx package --profile release "${features[@]}" --pg-config "$PG_CONFIG" --out-dir "$PACKAGE_DIR" \
         >"$TARGET_DIR/package/build.log" || { cat "$TARGET_DIR/package/build.log" && die "the build failed"; }
+    # So that an older version can be created as well, and updated: what an update is tested with.
+    cp sql/released/idempotency--*.sql "$PACKAGE_DIR$("$PG_CONFIG" --sharedir)/extension/"
 }
 
 clean() {

@@ -33,8 +33,22 @@ lint_doc() {
         "${features[@]}"
 }
 
-# No code is ignored. One procedure has no search_path of its own, because a procedure with a SET clause may not COMMIT
+# (pgspot) No code is ignored. One procedure has no search_path of its own, because a procedure with a SET clause may not COMMIT
 # and this one commits between batches; every name in it is qualified, which the other checks see to.
+lint_released() {
+    # A script that somebody has installed is never edited.
+    (cd sql/released && sha256sum --check --strict --quiet SHA256SUMS)
+    local script version
+    version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+    for script in sql/released/*.sql; do
+        grep -q " ${script##*/}\$" sql/released/SHA256SUMS || die "$script is not in SHA256SUMS"
+    done
+    for script in sql/idempotency--*--*.sql; do
+        [[ $script == *--"$version".sql ]] || grep -q " ../${script##*/}\$" sql/released/SHA256SUMS ||
+            die "$script leads to a released version and is not in sql/released/SHA256SUMS"
+    done
+}
+
 lint_sql() {
     local venv=$TARGET_DIR/pgspot-$PGSPOT_VERSION script
     if [[ ! -x $venv/bin/pgspot ]]; then
@@ -49,7 +63,7 @@ lint_sql() {
 }
 
 failed=()
-for lint in shell format doc clippy sql; do
+for lint in shell format doc clippy released sql; do
     say "lint: $lint"
     # Not `if lint_…`: bash then ignores `set -e` inside the function.
     set +e

@@ -17,7 +17,7 @@ regress_tests() {
     done
 }
 
-# regress_command SUITE INPUT-FOLDER OUTPUT-FOLDER: sets `command`, to be followed by the tests' names. It works on the
+# regress_command SUITE INPUT-FOLDER OUTPUT-FOLDER [EXISTING]: sets `command`, to be followed by the tests' names. It works on the
 # server that the PG* environment names.
 regress_command() {
     local runner database
@@ -28,6 +28,7 @@ regress_command() {
     # In the foreground, so that Ctrl-C reaches it too.
     # shellcheck disable=SC2034
     command=(timeout --foreground -k 30 "$REGRESS_SECONDS_MAX" "$PG_TESTLIB/$runner" --bindir="$PG_BINDIR"
-        --inputdir="$2" --outputdir="$3" --dbname="$database" --encoding=UTF8 --no-locale
-        --load-extension=idempotency)
+        --inputdir="$2" --outputdir="$3" --dbname="$database" --encoding=UTF8 --no-locale)
+    # A database that is there has the version that is to be tested.
+    if [[ -n ${4:-} ]]; then command+=(--use-existing); else command+=(--load-extension=idempotency); fi
 }

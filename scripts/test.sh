@@ -101,7 +101,7 @@ pg_regress_suite() { # pg_regress_suite SUITE LABEL SQL-OR-SPEC-FOLDER SUFFIX
         [[ -e $work/expected/$test.out ]] || touch "$work/expected/$test.out"
     done
     ((EUID != 0)) || chown -R postgres: "$work"
-    regress_command "$suite" "$work" "$work"
+    regress_command "$suite" "$work" "$work" "${OLD_SQL:-}"
     as_pg env RUST_BACKTRACE=1 PGISOLATIONTIMEOUT=180 "${command[@]}" "${tests[@]}" 2>&1 | tee "$out/output" || status=$?
     cp -r "$work/results" "$out/" 2>/dev/null || true
     cp "$work/regression.diffs" "$out/" 2>/dev/null || true
@@ -138,6 +138,27 @@ suite_regress() {
     [[ -z ${ACCEPT:-} ]] || return 0
     test_cluster "shared_preload_libraries = 'idempotency'"
     pg_regress_suite regress regress-preloaded sql .sql
+    cluster_destroy
+    for script in sql/released/idempotency--*.sql; do
+        script=${script#sql/released/idempotency--}
+        suite_regress_old "${script%.sql}"
+    done
+}
+
+# Tests of what is newer than a released version, or different in it.
+declare -A NEWER_THAN=([0.1.0]='catalogue doctor late look')
+
+# The library of today with the SQL objects of a released version: nobody updates all databases at once.
+suite_regress_old() {
+    local version=$1 tests newer
+    read -ra newer <<<"${NEWER_THAN[$version]:-}"
+    mapfile -t tests < <(regress_tests tests/regress/sql .sql | grep -vxF "$(printf '%s\n' "${newer[@]:-}")")
+    ((${#tests[@]} > 0)) || return 0
+    test_cluster
+    cluster_env postgres
+    "$PG_BINDIR/psql" -Xqc 'CREATE DATABASE contrib_regression TEMPLATE template0'
+    "$PG_BINDIR/psql" -Xqd contrib_regression -c "CREATE EXTENSION idempotency VERSION '$version'"
+    OLD_SQL=$version TESTS="${tests[*]}" pg_regress_suite regress "regress-sql-$version" sql .sql
     cluster_destroy
 }
 
