@@ -50,7 +50,7 @@ lint_released() {
 }
 
 lint_sql() {
-    local venv=$TARGET_DIR/pgspot-$PGSPOT_VERSION script
+    local venv=$TARGET_DIR/pgspot-$PGSPOT_VERSION script base
     if [[ ! -x $venv/bin/pgspot ]]; then
         python3 -m venv "$venv"
         "$venv/bin/pip" install -q --disable-pip-version-check "pgspot==$PGSPOT_VERSION" "pglast==$PGLAST_VERSION"
@@ -58,7 +58,10 @@ lint_sql() {
     scripts/build.sh
     for script in "$PACKAGE_DIR$("$PG_CONFIG" --sharedir)"/extension/idempotency--*.sql; do
         say "pgspot ${script##*/}"
-        "$venv/bin/pgspot" --proc-without-search-path 'idempotency.sweep()' "$script" || return 1
+        # What an update replaces is known from the script of the version that it comes from.
+        base=()
+        [[ ! ${script##*/} =~ ^idempotency--(.+)--.+\.sql$ ]] || base=(-a "sql/released/idempotency--${BASH_REMATCH[1]}.sql")
+        "$venv/bin/pgspot" --proc-without-search-path 'idempotency.sweep()' "${base[@]}" "$script" || return 1
     done
 }
 

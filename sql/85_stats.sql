@@ -133,50 +133,62 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
     ), runs AS MATERIALIZED (
         -- Those that were seen last: enough to judge by.
         SELECT i.run, i.longest_pause, i.begun_at, CASE WHEN i.ended_at IS NULL OR i.is_silent THEN o.over_at ELSE i.ended_at END AS over_at
-          FROM idempotency.run AS i
+          FROM (SELECT l.* FROM idempotency.run AS l
+                 WHERE l.scope_id IS NULL AND pg_catalog.isfinite(l.begun_at) AND pg_catalog.isfinite(l.seen_at)
+                   AND pg_catalog.isfinite(COALESCE(l.ended_at, l.seen_at))
+                 ORDER BY l.seen_at DESC LIMIT 200) AS i
          CROSS JOIN LATERAL (SELECT idempotency.run_over_at(GREATEST(i.seen_at, pg_catalog.max(g.seen_at)), i.longest_pause) AS over_at
                                FROM idempotency.run_sign AS g WHERE g.digest OPERATOR(pg_catalog.=) i.digest) AS o
-         WHERE i.scope_id IS NULL AND pg_catalog.isfinite(i.begun_at) AND pg_catalog.isfinite(i.seen_at)
-           AND pg_catalog.isfinite(COALESCE(i.ended_at, i.seen_at))
-         ORDER BY i.seen_at DESC LIMIT 200
+    ), finished AS (
+        -- Which scopes their keys are in: of a run with very many, the first will do.
+        SELECT k.scope_id,
+               pg_catalog.max(r.longest_pause) FILTER (WHERE r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) AS guarded_pause,
+               pg_catalog.max(LEAST(r.over_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) r.begun_at) AS longest_run
+          FROM runs AS r
+         CROSS JOIN LATERAL (SELECT DISTINCT o.scope_id
+                               FROM (SELECT t.scope_id FROM idempotency.outcome AS t WHERE t.run OPERATOR(pg_catalog.=) r.run LIMIT 2000) AS o) AS k
+         GROUP BY k.scope_id
+    ), open AS (
+        SELECT k.scope_id,
+               pg_catalog.max(r.longest_pause) FILTER (WHERE r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) AS guarded_pause,
+               pg_catalog.min(COALESCE(k.in_doubt_since, k.lease_expires_at, k.claimed_at))
+                   FILTER (WHERE k.state OPERATOR(pg_catalog.=) ANY (ARRAY['u', 'e']::pg_catalog."char"[])
+                             AND pg_catalog.isfinite(COALESCE(k.in_doubt_since, k.lease_expires_at, k.claimed_at))) AS in_doubt_since,
+               pg_catalog.min(k.lease_expires_at)
+                   FILTER (WHERE k.state OPERATOR(pg_catalog.=) 'f' AND k.lease_expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp()) AS overdue_since,
+               pg_catalog.max(k.claimed_at) FILTER (WHERE pg_catalog.isfinite(k.claimed_at)) AS newest_at
+          FROM idempotency.claim AS k LEFT JOIN runs AS r ON r.run OPERATOR(pg_catalog.=) k.run
+         GROUP BY k.scope_id
+    ), expired AS (
+        SELECT e.scope_id, pg_catalog.count(*) AS expired_alive
+          FROM idempotency.event AS e LEFT JOIN idempotency.observed AS b ON b.scope_id OPERATOR(pg_catalog.=) e.scope_id
+         WHERE e.kind OPERATOR(pg_catalog.=) 'expired_alive'
+           AND e.happened_at OPERATOR(pg_catalog.>) COALESCE(b.reset_at, '-infinity')
+         GROUP BY e.scope_id
     )
     SELECT s.id AS scope_id, s.name AS scope, d.dedup_window,
            GREATEST(b.longest_repeat, c.longest_repeat) AS longest_repeat,
            GREATEST(b.longest_late, c.longest_late) AS longest_late,
-           GREATEST(b.longest_unknown, c.longest_unknown,
-                    (SELECT pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.min(COALESCE(u.in_doubt_since, u.lease_expires_at, u.claimed_at))
-                       FROM idempotency.claim AS u
-                      WHERE u.scope_id OPERATOR(pg_catalog.=) s.id
-                        AND pg_catalog.isfinite(COALESCE(u.in_doubt_since, u.lease_expires_at, u.claimed_at))
-                        AND u.state OPERATOR(pg_catalog.=) ANY (ARRAY['u', 'e']::pg_catalog."char"[]))) AS longest_unknown,
-           (WITH keys AS MATERIALIZED (
-                (SELECT k.key
-                   FROM idempotency.outcome AS k
-                  WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
-                    AND EXISTS (SELECT FROM runs AS r WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window)
-                  ORDER BY k.finished_at DESC LIMIT 2000)
-                UNION ALL
-                (SELECT k.key
-                   FROM idempotency.claim AS k
-                  WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
-                    AND EXISTS (SELECT FROM runs AS r WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window)
-                  LIMIT 2000))
-            SELECT pg_catalog.max(r.longest_pause)
-              FROM runs AS r
-             WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window
-               AND r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
-               AND EXISTS (SELECT FROM keys AS k
-                            WHERE pg_catalog.starts_with(k.key, r.run OPERATOR(pg_catalog.||) '/'))) AS unguarded_pause,
-           GREATEST((SELECT pg_catalog.max(r.longest_pause)
-                       FROM runs AS r
-                      CROSS JOIN LATERAL (SELECT FROM idempotency.outcome AS k
-                                           WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id LIMIT 1) AS k
-                      WHERE r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()),
-                    (SELECT pg_catalog.max(r.longest_pause)
-                       FROM runs AS r
-                      CROSS JOIN LATERAL (SELECT FROM idempotency.claim AS k
-                                           WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id LIMIT 1) AS k
-                      WHERE r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp())) AS guarded_pause,
+           GREATEST(b.longest_unknown, c.longest_unknown, pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) o.in_doubt_since) AS longest_unknown,
+           -- By each part of the key that ends before a slash: a run may have slashes, too.
+           (SELECT pg_catalog.max(r.longest_pause)
+              FROM ((SELECT k.key
+                       FROM idempotency.outcome AS k
+                      WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
+                        AND EXISTS (SELECT FROM runs AS r WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window)
+                      ORDER BY k.finished_at DESC LIMIT 2000)
+                    UNION ALL
+                    (SELECT k.key
+                       FROM idempotency.claim AS k
+                      WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NULL
+                        AND EXISTS (SELECT FROM runs AS r WHERE r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window)
+                      LIMIT 2000)) AS k
+             CROSS JOIN LATERAL pg_catalog.string_to_array(k.key, '/') AS p (parts)
+             CROSS JOIN LATERAL pg_catalog.unnest(p.parts) WITH ORDINALITY AS g (part, n)
+              JOIN runs AS r ON r.run OPERATOR(pg_catalog.=) pg_catalog.array_to_string(p.parts[1:g.n], '/')
+             WHERE g.n OPERATOR(pg_catalog.<) pg_catalog.cardinality(p.parts) AND r.longest_pause OPERATOR(pg_catalog.>) d.dedup_window
+               AND r.over_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) AS unguarded_pause,
+           GREATEST(f.guarded_pause, o.guarded_pause) AS guarded_pause,
            -- Only where runs are begun at all: else a run is but a label.
            (s.run_is_alive IS NULL AND EXISTS (SELECT FROM runs)
             AND EXISTS (SELECT FROM (SELECT k.run
@@ -184,30 +196,23 @@ CREATE VIEW idempotency.window_evidence WITH (security_barrier) AS
                                       WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.run IS NOT NULL
                                         AND k.finished_at OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) '7 days'::pg_catalog.interval)
                                       ORDER BY k.finished_at DESC LIMIT 2000) AS k
-                         WHERE NOT EXISTS (SELECT FROM idempotency.run AS r
-                                            WHERE r.run OPERATOR(pg_catalog.=) k.run AND r.scope_id IS NULL))) AS names_unbegun_run,
-           (SELECT pg_catalog.max(LEAST(r.over_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) r.begun_at)
-              FROM runs AS r
-             CROSS JOIN LATERAL (SELECT FROM idempotency.outcome AS k
-                                  WHERE k.run OPERATOR(pg_catalog.=) r.run AND k.scope_id OPERATOR(pg_catalog.=) s.id LIMIT 1) AS k) AS longest_run,
+                         WHERE NOT k.run OPERATOR(pg_catalog.=) ANY (SELECT r.run FROM idempotency.run AS r WHERE r.scope_id IS NULL))) AS names_unbegun_run,
+           f.longest_run,
            s.hard_limit, s.guard,
-           (SELECT pg_catalog.count(*) FROM idempotency.event AS e
-             WHERE e.scope_id OPERATOR(pg_catalog.=) s.id AND e.kind OPERATOR(pg_catalog.=) 'expired_alive'
-               AND e.happened_at OPERATOR(pg_catalog.>) COALESCE(b.reset_at, '-infinity')) AS expired_alive,
-           (SELECT pg_catalog.min(k.lease_expires_at) FROM idempotency.claim AS k
-             WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND k.state OPERATOR(pg_catalog.=) 'f'
-               AND k.lease_expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp()) AS overdue_since,
+           COALESCE(x.expired_alive, 0) AS expired_alive,
+           o.overdue_since,
            GREATEST((SELECT k.finished_at FROM idempotency.outcome AS k
                       WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND pg_catalog.isfinite(k.finished_at)
-                      ORDER BY k.finished_at DESC LIMIT 1),
-                    (SELECT pg_catalog.max(k.claimed_at) FROM idempotency.claim AS k
-                      WHERE k.scope_id OPERATOR(pg_catalog.=) s.id AND pg_catalog.isfinite(k.claimed_at))) AS newest_at,
+                      ORDER BY k.finished_at DESC LIMIT 1), o.newest_at) AS newest_at,
            EXISTS (SELECT FROM idempotency.scope_grant AS g
                     WHERE g.scope_id OPERATOR(pg_catalog.=) s.id AND g.role::pg_catalog.oid OPERATOR(pg_catalog.=) 0::pg_catalog.oid) AS granted_to_public
       FROM scopes AS s
      CROSS JOIN LATERAL (SELECT idempotency.window_of(s.id) AS dedup_window) AS d
       LEFT JOIN idempotency.counters() AS c ON c.scope_id OPERATOR(pg_catalog.=) s.id
       LEFT JOIN idempotency.observed AS b ON b.scope_id OPERATOR(pg_catalog.=) s.id
+      LEFT JOIN finished AS f ON f.scope_id OPERATOR(pg_catalog.=) s.id
+      LEFT JOIN open AS o ON o.scope_id OPERATOR(pg_catalog.=) s.id
+      LEFT JOIN expired AS x ON x.scope_id OPERATOR(pg_catalog.=) s.id
      WHERE idempotency.scope_countable(s.id);
 COMMENT ON VIEW idempotency.window_evidence IS 'what was seen of each scope that its window has to exceed; for idem_window_advice and idem_doctor';
 GRANT SELECT ON idempotency.window_evidence TO PUBLIC;

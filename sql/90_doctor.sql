@@ -111,6 +111,25 @@ BEGIN
                'SELECT * FROM idempotency.sweeps; -- and pg_stat_activity: is a worker stuck?'
          WHERE status.preloaded AND status.worker = 'running'
            AND status.last_sweep_at < pg_catalog.clock_timestamp() - GREATEST(naptime * 10, '5 minutes'::pg_catalog.interval)
+        UNION ALL
+        SELECT 'warning', 'not_swept', pg_catalog.format('database %I is %s', d.datname, CASE WHEN d.datistemplate THEN 'a template' ELSE 'closed to connections' END),
+               'the worker does not visit it: leases that end stay in flight for onlookers, and outcomes are not pruned',
+               pg_catalog.format('ALTER DATABASE %I IS_TEMPLATE false ALLOW_CONNECTIONS true; -- or CALL idempotency.sweep() regularly', d.datname)
+          FROM pg_catalog.pg_database AS d
+         WHERE d.datname = pg_catalog.current_database() AND status.preloaded AND (d.datistemplate OR NOT d.datallowconn)
+        UNION ALL
+        SELECT 'notice', 'sweeps_not_shown', 'the worker''s visits to this database are not remembered: those to 64 others are',
+               'nobody sees when it was swept last, or with which error',
+               'raise an alert from idempotency.stats.prune_lag instead'
+         WHERE status.preloaded AND status.worker = 'running' AND status.last_sweep_at IS NULL
+           AND (SELECT pg_catalog.count(*) FROM idempotency.last_sweeps()) >= 64
+        UNION ALL
+        SELECT 'notice', 'not_counted', pg_catalog.format('%s scope(s) are not counted: 1,024 are', pg_catalog.count(*)),
+               'idempotency.stats shows their gauges only, and advice on their windows lacks what was repeated',
+               'use fewer scopes: one for each kind of operation, and the tenant in the key'
+          FROM stats AS s
+         WHERE s.counters_note ~~ 'no room%'
+        HAVING pg_catalog.count(*) > 0
         -- Windows.
         UNION ALL
         SELECT CASE a.verdict WHEN 'too_short' THEN 'critical' ELSE 'warning' END,

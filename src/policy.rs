@@ -112,6 +112,17 @@ pub fn all_usable() -> Result<Vec<Rc<Scope>>, Error> {
     Ok(usable)
 }
 
+/// Whether the current role may use any scope.
+pub fn may_use_any() -> Result<bool, Error> {
+    let role = identity::current_role();
+    for id in scope::ids()? {
+        if by_id(id)?.is_some_and(|scope| scope.may_use(role)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The scope with this id, whoever asks.
 pub fn by_id(id: i32) -> Result<Option<Rc<Scope>>, Error> {
     if let Some(found) = cached(|cache| cache.by_id.get(&id).cloned()) {

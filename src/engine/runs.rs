@@ -87,7 +87,7 @@ fn sign_due(row: &RunRow, now: Instant) -> bool {
 /// Begins a run, or lets it go on; gives back when it will be over.
 pub fn begin(run: &str, longest_pause: Span, label: Option<String>) -> Result<Instant, Error> {
     let role = identity::current_role();
-    if policy::all_usable()?.is_empty() {
+    if !policy::may_use_any()? {
         return Err(Error::MayNotBegin {
             role: identity::role_name(role),
         });

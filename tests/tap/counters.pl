@@ -226,6 +226,7 @@ my $without = $sql->('SELECT count(*) FROM idempotency.stats WHERE claims IS NUL
 # 1,024 places for two databases; one of them has one.
 my $scopes = $sql->('SELECT count(*) FROM idempotency.stats');
 is($scopes - $without, 1_023, 'as many are counted as there are places');
+is($sql->(q{SELECT severity, what FROM idem_doctor() WHERE finding = 'not_counted'}), "notice|$without scope(s) are not counted: 1,024 are", 'the doctor says how many are not');
 is($sql->(q{SELECT DISTINCT counters_note FROM idempotency.stats WHERE claims IS NULL}), 'no room: 1,024 scopes are counted already', 'the others say why they are not');
 is($sql->(q{SELECT sum(claims) FROM idempotency.stats WHERE scope LIKE 'scope-%'}), $sql->(q{SELECT count(claims) FROM idempotency.stats WHERE scope LIKE 'scope-%'}), 'those that are counted are counted right');
 is($sql->(q{SELECT count(*) FROM idempotency.stats WHERE scope LIKE 'scope-%' AND outcomes = 1 AND next_expiry_at IS NOT NULL}), 1_100, 'all of them have their gauges');

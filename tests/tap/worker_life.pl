@@ -272,6 +272,11 @@ $waiting->forget;
 $node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
 $node->start;
 until_swept('busy5');
+# A database that is not visited.
+$node->safe_psql('postgres', 'ALTER DATABASE app IS_TEMPLATE true');
+is($node->safe_psql('app', q{SELECT severity, what FROM idem_doctor() WHERE finding = 'not_swept'}), 'warning|database app is a template', 'the doctor says that a template is not swept');
+$node->safe_psql('postgres', 'ALTER DATABASE app IS_TEMPLATE false');
+is($node->safe_psql('app', q{SELECT count(*) FROM idem_doctor() WHERE finding = 'not_swept'}), 0, 'and of no other');
 $took = seconds_of(sub { $node->stop('fast') });
 cmp_ok($took, '<', 20, sprintf('a fast shutdown takes less than 20 s, while a sweep is busy (%.1f s)', $took));
 
