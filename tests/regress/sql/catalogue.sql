@@ -4,8 +4,8 @@ CREATE TEMP VIEW member AS
       FROM pg_depend AS d JOIN pg_extension AS e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
      WHERE e.extname = 'idempotency' AND d.deptype = 'e';
 
--- Everything that it consists of.
-SELECT classid::regclass, count(*) FROM member GROUP BY 1 ORDER BY classid::regclass::text;
+-- Everything that it consists of. From 17 on a relation's row type and its array count too.
+SELECT classid::regclass, count(*) FROM member WHERE classid <> 'pg_type'::regclass GROUP BY 1 ORDER BY classid::regclass::text;
 SELECT n.nspname AS schema, CASE c.relkind WHEN 'r' THEN 'table' WHEN 'v' THEN 'view' ELSE c.relkind::text END AS kind, c.relname AS name, c.reloptions
   FROM member AS m JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND m.objid = c.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
  ORDER BY 1, 2, 3;
