@@ -6,6 +6,7 @@
 #   TESTS="a b"              only these files of a suite, without their suffix
 #   ACCEPT=1                 let regress/isolation results become the expected output
 #   MINUTES=1                how long `make chaos` goes on; CHAOS_SEED=… repeats a plan
+#   VERSIONS="15 17 18"      what `make matrix` runs on; also 16 and 17-assert; MATRIX_DIR=target/matrix keeps its systems
 #   KEEP=1                   leave the cluster of `make demo` running
 #
 # The work is done by scripts/*.sh. Prerequisites: Debian 12 (or a relative of it), make, Rust 1.95 (rustup), and to
@@ -16,11 +17,11 @@ SHELL := bash
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
 
-export PGVER PG_CONFIG DESTDIR TESTS ACCEPT KEEP MINUTES CHAOS_SEED
+export PGVER PG_CONFIG DESTDIR TESTS ACCEPT KEEP MINUTES CHAOS_SEED MATRIX_DIR MATRIX_SUITES
 
 SUITES := unit fuzz-smoke model regress isolation chaos tap
 
-.PHONY: help setup build install uninstall installcheck demo test $(SUITES) bench chaos-planted lint fmt clean distclean env
+.PHONY: help setup build install uninstall installcheck demo test $(SUITES) matrix bench chaos-planted lint fmt clean distclean env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +79,10 @@ chaos: ## clients that are killed, cut off and crashed, and a checker of what th
 chaos-planted: ## the same on builds with planted faults: each must be found
 	@scripts/setup.sh build chaos
 	@tests/chaos/planted.sh
+
+matrix: ## regress, isolation, chaos and tap on each of VERSIONS, in a Debian of its own each; needs root
+	@scripts/setup.sh matrix
+	@scripts/matrix.sh $(VERSIONS)
 
 bench: ## measured beside what people write themselves, in interleaved rounds (BENCH_ROUNDS, BENCH_SECONDS, BENCH_ONLY, BENCH_FULL)
 	@scripts/setup.sh build demo

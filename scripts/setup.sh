@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the named parts need and what is not there yet: build, tap, chaos, demo, fuzz, model, lint.
+# Installs what the named parts need and what is not there yet: build, tap, chaos, demo, fuzz, model, matrix, lint.
 # It asks for capabilities, not for package names, and calls apt-get only when one is missing. It never touches a
 # cluster: the `15/main` that Debian makes with a first postgresql package is not made either.
 # shellcheck source=scripts/lib.sh
@@ -81,6 +81,13 @@ need_model() {
     need libc6-dev test -f /usr/include/stdio.h
 }
 
+# What a chroot of another Debian is made with; the rest is installed in there.
+need_matrix() {
+    need mmdebstrap command -v mmdebstrap
+    need gcc command -v gcc
+    need libc6-dev test -f /usr/include/stdio.h
+}
+
 need_lint() {
     need python3-venv python3 -c 'import venv, ensurepip'
     need shellcheck command -v shellcheck
@@ -128,6 +135,7 @@ for part in "$@"; do
         fuzz) need_fuzz ;;
         chaos) need_chaos ;;
         model) need_model ;;
+        matrix) need_matrix ;;
         lint) need_lint ;;
         *) die "unknown part: $part" ;;
     esac
