@@ -32,6 +32,9 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
+-- For idem_call: PostgreSQL itself has no such function in every version.
+CREATE FUNCTION test.same(args jsonb) RETURNS jsonb IMMUTABLE LANGUAGE sql AS $$ SELECT args $$;
+
 -- Moves the record of a key into the past, as if that much time had gone by since it was written.
 CREATE PROCEDURE test.age(of_key text, by interval, of_scope text DEFAULT 'default') LANGUAGE plpgsql AS $$
 DECLARE

@@ -30,7 +30,7 @@ CREATE FUNCTION pg_temp.calls(scope text, key text) RETURNS SETOF text LANGUAGE 
         'idem_claim(%L, scope => %L)', 'idem_claim(%L, scope => %L, lease => ''1 minute'')', 'idem_claim(%L, scope => %L, lease => ''100 days'')', 'idem_complete(%L, ''1'', %L)',
         'idem_complete(%L, ''1'', %L, 7)', 'idem_complete(%L, to_jsonb(repeat(''x'', 100000)), %L, 7)', 'idem_fail(%L, ''unknown'', scope => %L, fence => 7)', 'idem_release(%L, %L, 7)',
         'idem_renew(%L, ''1 minute'', %L, 7)', 'idem_claim_many(ARRAY[%L], scope => %L)', 'idem_complete_many(ARRAY[%L], scope => %L, fences => ARRAY[7])', 'idem_once(%L, ''SELECT 1/0'', scope => %L)',
-        'idem_call(%L, ''jsonb_strip_nulls'', scope => %L)', 'idem_peek(%L, %L)', 'idem_guarantee(%2$L)', 'idem_scope_reset(%2$L, ''wait'')', 'idem_scope_drop(%2$L)',
+        'idem_call(%L, ''test.same'', scope => %L)', 'idem_peek(%L, %L)', 'idem_guarantee(%2$L)', 'idem_scope_reset(%2$L, ''wait'')', 'idem_scope_drop(%2$L)',
         'idem_scope_grant(%2$L, ''regress_idem_nobody'')', 'idem_scope_revoke(%2$L, ''regress_idem_app'')', 'idem_scope_set(%2$L)']) AS c
 $$;
 SELECT regexp_replace(answer, '(scope "|grant\('')\w+', '\1...', 'g') AS answer, count(*), string_agg(DISTINCT split_part(call, '(', 1), ' ') AS functions
@@ -63,7 +63,7 @@ SELECT answer, count(*) FROM unnest(ARRAY['claim', 'outcome', 'scope', 'scope_gr
        test.as_role('regress_idem_app', format(statement, t)) AS answer GROUP BY 1 ORDER BY 1;
 SELECT test.as_role('regress_idem_app', statement) FROM unnest(ARRAY[
     'DELETE FROM idempotency.records', 'UPDATE idempotency.scopes SET wait = NULL', 'SELECT idempotency.scopes_changed()', 'CREATE TABLE idempotency.mine ()', 'CALL idempotency.sweep()',
-    'SELECT idem_sweep()', $$SELECT idem_once('k', 'SELECT $1', scope => 's')$$, $$SELECT idem_call('k', 'jsonb_strip_nulls', scope => 's')$$]) AS statement;
+    'SELECT idem_sweep()', $$SELECT idem_once('k', 'SELECT $1', scope => 's')$$, $$SELECT idem_call('k', 'test.same', scope => 's')$$]) AS statement;
 
 -- Grants: the role, its members who inherit, and nobody else.
 SELECT who, answer FROM unnest(ARRAY['regress_idem_owner', 'regress_idem_app', 'regress_idem_app2', 'regress_idem_member', 'regress_idem_noinherit', 'regress_idem_nobody']) AS who,
@@ -210,7 +210,7 @@ SELECT idem_complete('k', '1', 'evil', fence) FROM idem_peek('k', 'evil');
 SELECT ord, decision FROM idem_claim_many(ARRAY['k', 'k2'], ARRAY['{"a": 3}', NULL]::jsonb[], 'evil', '1 minute');
 SELECT idem_fail('k2', 'not_applied', scope => 'evil', fence => fence) FROM idem_peek('k2', 'evil');
 SELECT result FROM idem_once('k3', 'SELECT $1', '{"a": 1}', 'evil');
-SELECT result FROM idem_call('k4', 'jsonb_strip_nulls', '{"a": 1}', 'evil');
+SELECT result FROM idem_call('k4', 'test.same', '{"a": 1}', 'evil');
 SELECT idem_scope_reset('evil', 'wait');
 SELECT idem_scope_revoke('evil', 'regress_idem_app');
 SELECT leases_ended IS NOT NULL AS swept FROM public.idem_sweep();

@@ -41,7 +41,10 @@ CREATE PROCEDURE test_ops.inout_procedure(INOUT args jsonb) LANGUAGE sql AS $$ S
 CREATE AGGREGATE test_ops.aggregate(jsonb) (SFUNC = jsonb_concat, STYPE = jsonb);
 CREATE FUNCTION test_ops."Strange ""name"""(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT to_jsonb('strange'::text) $$;
 SELECT * FROM idem_call('quoted', 'test_ops."Strange ""name"""', '{}');
-SELECT * FROM idem_call('catalog', 'jsonb_strip_nulls', '{"a": null}');
+-- Every search_path has pg_catalog.
+CREATE FUNCTION pg_catalog.regress_idem_same(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT $1 $$;
+SELECT * FROM idem_call('catalog', 'regress_idem_same', '{"a": null}');
+DROP FUNCTION pg_catalog.regress_idem_same(jsonb);
 SELECT name, test.try(format('SELECT idem_call(%L, %L, %L)', 'not this', name, '{}')) AS answer
   FROM unnest(ARRAY['absent', 'test_ops.absent', 'no_schema.credit', 'credit', 'test_ops.only_default', 'test_ops.only_json',
                     'test_ops.returns_text', 'test_ops.returns_set', 'test_ops.returns_nothing', 'test_ops.returns_domain',

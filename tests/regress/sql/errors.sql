@@ -81,7 +81,7 @@ SELECT call, answer FROM (VALUES
     (42, $$idem_call('k', 'absent', scope => 's')$$),
     (43, $$idem_call('k', 'test.returns_text', scope => 's')$$),
     (44, $$idem_call('k', 'test.aggregate', scope => 's')$$),
-    (45, $$idem_call(NULL, 'jsonb_strip_nulls', scope => 's')$$)) AS v (n, call),
+    (45, $$idem_call(NULL, 'test.same', scope => 's')$$)) AS v (n, call),
     test.error_of('regress_idem_owner', 'SELECT ' || call) AS answer ORDER BY n;
 -- Of roles that may use a scope and not more.
 SELECT call, answer FROM (VALUES

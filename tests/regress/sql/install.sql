@@ -12,7 +12,8 @@ CREATE ROLE regress_idem_planter;
 GRANT CREATE ON DATABASE regress_idem_install TO regress_idem_planter;
 \c regress_idem_install
 GRANT CREATE ON SCHEMA public TO regress_idem_planter;
--- Its schema, any of its functions: refused as a whole, and nothing is left behind.
+-- Its schema, any of its functions: refused as a whole, and nothing is left behind. From 18 on an error has a context.
+\set SHOW_CONTEXT never
 SET ROLE regress_idem_planter;
 CREATE SCHEMA idempotency;
 RESET ROLE;

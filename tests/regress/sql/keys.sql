@@ -9,7 +9,7 @@
 SELECT name, answer, count(*) AS functions, string_agg(split_part(call, '(', 1), ', ') AS of_these
   FROM unnest(ARRAY['idem_claim(%s)', 'idem_complete(%s)', 'idem_fail(%s, ''unknown'')', 'idem_release(%s)',
                     'idem_renew(%s, ''1 minute'')', 'idem_claim_many(ARRAY[%s])', 'idem_complete_many(ARRAY[%s])',
-                    'idem_once(%s, ''SELECT $1'')', 'idem_call(%s, ''jsonb_strip_nulls'')', 'idem_peek(%s)', 'idem_find(%s)']) AS call,
+                    'idem_once(%s, ''SELECT $1'')', 'idem_call(%s, ''test.same'')', 'idem_peek(%s)', 'idem_find(%s)']) AS call,
        (VALUES (1, 'NULL'), (2, ''''''), (3, 'repeat(''k'', 1025)')) AS v (place, name),
        test.try('SELECT ' || format(call, name)) AS answer
  GROUP BY place, name, answer ORDER BY place, answer \gx
@@ -18,7 +18,7 @@ SELECT name, answer, count(*) AS functions, string_agg(split_part(call, '(', 1),
   FROM unnest(ARRAY['idem_claim(''k'', scope => %s)', 'idem_complete(''k'', scope => %s)', 'idem_fail(''k'', ''unknown'', scope => %s)',
                     'idem_release(''k'', %s)', 'idem_renew(''k'', ''1 minute'', %s)', 'idem_claim_many(ARRAY[''k''], scope => %s)',
                     'idem_complete_many(ARRAY[''k''], scope => %s)', 'idem_once(''k'', ''SELECT $1'', scope => %s)',
-                    'idem_call(''k'', ''jsonb_strip_nulls'', scope => %s)', 'idem_peek(''k'', %s)', 'idem_scope_set(%s)',
+                    'idem_call(''k'', ''test.same'', scope => %s)', 'idem_peek(''k'', %s)', 'idem_scope_set(%s)',
                     'idem_scope_reset(%s, ''wait'')', 'idem_scope_drop(%s)', 'idem_scope_grant(%s, ''pg_monitor'')',
                     'idem_scope_revoke(%s, ''pg_monitor'')', 'idem_guarantee(%s)']) AS call,
        (VALUES (1, 'NULL'), (2, ''''''), (3, 'repeat(''s'', 256)')) AS v (place, name),
