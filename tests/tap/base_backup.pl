@@ -36,30 +36,6 @@ $there->(q{
 	SELECT idem_enqueue('message', 'bank', '{"amount": 5}')});
 my %fence = map { $_ => $there->("SELECT max(fence) FROM idempotency.records WHERE key = '$_'") } qw(held ended unknown);
 
-# What each key's record says.
-sub records
-{
-	my ($node) = @_;
-
-	return { map { split /=/, $_, 2 } split /\n/, $node->safe_psql('app',
-			q{SELECT key || '=' || concat_ws('|', state, fence, COALESCE(result::text, '')) FROM idempotency.records WHERE key ~ '^(once|local|outside) '}) };
-}
-
-# Effects inside and their records, or neither.
-sub agree
-{
-	my ($node, $when) = @_;
-
-	is($node->safe_psql('app', q{
-		SELECT 'twice', key FROM effect GROUP BY scope, key HAVING count(*) > 1
-		UNION ALL SELECT 'no record', e.key FROM effect e LEFT JOIN idempotency.records r USING (scope, key)
-		 WHERE r.state IS DISTINCT FROM 'completed' OR r.result <> to_jsonb(e.id)
-		UNION ALL SELECT 'no effect', r.key FROM idempotency.records r
-		 WHERE r.state = 'completed' AND r.key ~ '^(once|local) ' AND NOT EXISTS (SELECT FROM effect e WHERE e.scope = r.scope AND e.key = r.key AND to_jsonb(e.id) = r.result) LIMIT 10}),
-		'', "$when: effect and record agree for every key");
-	return;
-}
-
 # --- the copy -------------------------------------------------------------------------------------------------------
 
 # One that holds a key, with its effect written, for the whole time.
@@ -83,8 +59,8 @@ my $here = sub { $copy->safe_psql('app', $_[0]) };
 
 # --- what is in it --------------------------------------------------------------------------------------------------
 
-agree($copy, 'copy');
-my $records = records($copy);
+agree($copy, 'app', 'copy');
+my $records = records_of($copy, 'app');
 is(join(' ', grep { ($records->{$_} // '') !~ /^completed\|\d+\|\Q$before->{completed}{$_}\E$/ } sort keys %{ $before->{completed} }), '', 'every end that was told before the backup is there, with its result');
 is(join(' ', grep { ($records->{$_} // '') !~ /^\w+\|$before->{claimed}{$_}\|/ } sort keys %{ $before->{claimed} }), '', 'so is every claim, with its fence');
 my @absent = grep { !exists $records->{$_} } sort keys %{ $told->{completed} };
@@ -121,7 +97,7 @@ is($there->(q{SELECT key FROM idem_dispatch('bank', 10, '1 h')}), 'message', 'th
 $holder->query('COMMIT');
 is($there->(q{SELECT count(*) FROM effect WHERE key = 'open'}), 1, 'the origin: the holder commits');
 $origin->safe_psql('app', q{COMMIT PREPARED 'p'});
-agree($origin, 'origin');
+agree($origin, 'app', 'origin');
 $holder->quit;
 
 # The clients go on at the copy: what it has replays, and the rest executes once.
@@ -130,7 +106,7 @@ my @once = grep { /^once / } sort keys %{ $told->{completed} };
 my $had = grep { exists $records->{$_} } @once;
 is($again->(@once), @once . "|$had", 'the clients go on at the copy: what it has replays, the rest executes');
 is($again->(@once), @once . '|' . @once, 'once');
-agree($copy, 'the clients went on');
+agree($copy, 'app', 'the clients went on');
 
 server_log_lacks($_, qr/ XX000|PANIC:|terminated by signal|panicked/, 'nothing crashed') for $origin, $copy;
 

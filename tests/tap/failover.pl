@@ -82,34 +82,6 @@ sub promote
 	return until_true($standby, 'postgres', 'SELECT NOT pg_is_in_recovery()', $standby->name . ' is promoted');
 }
 
-# key => "state|fence|result", of these keys.
-sub records
-{
-	my ($node) = @_;
-
-	return { map { split /=/, $_, 2 } split /\n/, $node->safe_psql('app',
-			q{SELECT key || '=' || concat_ws('|', state, fence, COALESCE(result::text, '')) FROM idempotency.records}) };
-}
-
-# Claims each of these keys anew, and leaves nothing behind: key => [ decision, fence ].
-sub claims
-{
-	my ($node, @keys) = @_;
-	my %answers;
-
-	# No transaction may claim more than 2,000.
-	while (my @part = splice @keys, 0, 1000)
-	{
-		my $list = join ', ', map { "('$_', '" . ToldClients::scope_of($_) . "')" } @part;
-		for (split /\n/, $node->safe_psql('app', "BEGIN; SELECT k, c.decision, c.fence FROM (VALUES $list) AS v (k, s), LATERAL idem_claim(k, scope => s, lease => '1 h', wait => '0') AS c; ROLLBACK"))
-		{
-			my ($key, @answer) = split /\|/;
-			$answers{$key} = \@answer;
-		}
-	}
-	return \%answers;
-}
-
 # The clients go on where they were: each key that was begun is brought to its end at $node. Gives back the effects outside.
 sub go_on
 {
@@ -140,25 +112,7 @@ sub go_on
 	return \%paid;
 }
 
-# Effects and records, without those outside.
-sub whole
-{
-	my ($node, $when) = @_;
-
-	$node->safe_psql('app', 'CREATE TABLE IF NOT EXISTS aside (key text, scope text, result jsonb)');
-	my $problems = $node->safe_psql('app', q{
-		SELECT 'twice', key FROM effect GROUP BY scope, key HAVING count(*) > 1
-		UNION ALL SELECT 'no record', e.key FROM effect e LEFT JOIN idempotency.records r USING (scope, key)
-		 WHERE r.state IS DISTINCT FROM 'completed' OR r.result <> to_jsonb(e.id)
-		UNION ALL SELECT 'no effect', r.key FROM idempotency.records r
-		 WHERE r.state = 'completed' AND r.key !~ '^outside' AND NOT EXISTS (SELECT FROM effect e WHERE e.scope = r.scope AND e.key = r.key AND to_jsonb(e.id) = r.result) LIMIT 10});
-
-	return is($problems, '', "$when: effect and record are there together, once, or neither");
-}
-
 # --- synchronous ----------------------------------------------------------------------------------------------------
-
-my %fence;
 
 for my $level ('on', 'remote_apply', 'remote_write')
 {
@@ -171,14 +125,14 @@ for my $level ('on', 'remote_apply', 'remote_write')
 		"$level: each client waits for the standby");
 	promote($primary, $standby);
 	my $told = $clients->end;
-	my ($records, $claims) = (records($standby), claims($standby, keys %{ $told->{claimed} }, keys %{ $told->{completed} }));
+	my ($records, $claims) = (records_of($standby, 'app'), claims_of($standby, 'app', keys %{ $told->{claimed} }, keys %{ $told->{completed} }));
 
 	my %expected = map { $_ => 'completed|' . $told->{completed}{$_} } keys %{ $told->{completed} };
 	is_deeply({ map { $_ => ($records->{$_} // 'nothing') =~ s/\|\d+\|/|/r } keys %expected }, \%expected, "$level: every end that was told is there, with its result");
 	is(join(' ', grep { ($records->{$_} // '') !~ /^\w+\|$told->{claimed}{$_}\|/ } sort keys %{ $told->{claimed} }), '', "$level: every claim that was told is there, with its fence");
 	is_deeply([ grep { $claims->{$_}[0] ne 'replay' } keys %expected ], [], "$level: every end replays");
 	is_deeply([ grep { $claims->{$_}[0] !~ /^(replay|in_progress)$/ } keys %{ $told->{claimed} } ], [], "$level: nobody is told to execute what was claimed");
-	whole($standby, "$level: promoted");
+	agree($standby, 'app', "$level: promoted");
 	# What was claimed and not finished: its owner gives it up, with its fence, and the next is told so.
 	my @open = grep { !exists $told->{completed}{$_} && ($records->{$_} // '') =~ /^in_flight/ } keys %{ $told->{claimed} };
 	for my $key (@open)
@@ -186,15 +140,14 @@ for my $level ('on', 'remote_apply', 'remote_write')
 		my $scope = ToldClients::scope_of($key);
 		is($standby->safe_psql('app', "SELECT idem_renew('$key', '1 ms', '$scope', $told->{claimed}{$key}) IS NOT NULL"), 't', "$level: $key is renewed by its fence");
 		until_true($standby, 'app', "SELECT state <> 'in_flight' FROM idem_peek('$key', '$scope')", "$level: the worker of the new primary ends its lease");
-		my ($decision, $fence) = @{ claims($standby, $key)->{$key} };
+		my ($decision, $fence) = @{ claims_of($standby, 'app', $key)->{$key} };
 		is($decision, $scope eq 'local' ? 'execute' : 'reconcile', "$level: and the next is told what that means");
 		cmp_ok($fence, '>', $told->{claimed}{$key}, "$level: with a greater fence");
 	}
 	my $paid = go_on($standby, $told);
-	whole($standby, "$level: the clients went on");
+	agree($standby, 'app', "$level: the clients went on");
 	is_deeply([ grep { $paid->{$_} > 1 } keys %$paid ], [], "$level: no outside effect happened twice");
 	is($standby->safe_psql('app', q{SELECT count(*) FROM idempotency.records WHERE state <> 'completed'}), 0, "$level: every key is finished");
-	%fence = (%fence, %{ $told->{claimed} });
 	# The next round begins here.
 	$primary = $standby;
 }
@@ -210,10 +163,10 @@ for my $level ('on', 'remote_apply', 'remote_write')
 	$clients->until_completed(40, 'async: and go on without the standby', $clients->told);
 	promote($primary, $standby);
 	my $told = $clients->end;
-	my $records = records($standby);
+	my $records = records_of($standby, 'app');
 	my (%is_there, @holes);
 
-	whole($standby, 'async: promoted');
+	agree($standby, 'app', 'async: promoted');
 	for (@{ $told->{all} })
 	{
 		next if $_->{kind} eq 'paid';
@@ -226,8 +179,8 @@ for my $level ('on', 'remote_apply', 'remote_write')
 	my %lost = map { $_ => $told->{claimed}{$_} } grep { !exists $records->{$_} } keys %{ $told->{claimed} };
 	my ($inside) = grep { /^local/ } sort keys %lost;
 	my $late = sub { sqlstate_of($standby, 'app', "BEGIN; INSERT INTO effect (key, scope) VALUES ('$inside', 'local'); SELECT idem_complete('$inside', '0', 'local', $lost{$inside}); COMMIT") };
-	like($late->(), qr/^ID00[34]$/, 'async: a fence whose claim was lost finishes nothing');
-	my $claims = claims($standby, keys %lost);
+	is($late->(), 'ID004', 'async: a fence whose claim was lost finishes nothing');
+	my $claims = claims_of($standby, 'app', keys %lost);
 	is_deeply([ grep { $claims->{$_}[0] ne 'execute' } keys %lost ], [], 'async: what was lost executes');
 	is_deeply([ grep { $claims->{$_}[1] <= $lost{$_} } keys %lost ], [], 'async: with a fence that is greater than the one that was told');
 	my $next = $standby->safe_psql('app', "SELECT fence FROM idem_claim('$inside', scope => 'local', lease => '1 h')");
@@ -236,7 +189,7 @@ for my $level ('on', 'remote_apply', 'remote_write')
 	$standby->safe_psql('app', "SELECT idem_release('$inside', 'local', $next)");
 
 	my $paid = go_on($standby, $told);
-	whole($standby, 'async: the clients went on');
+	agree($standby, 'app', 'async: the clients went on');
 	# Not promised: nothing of the claim is left, so its effect is asked for again.
 	is_deeply([ sort grep { $paid->{$_} > 1 } keys %$paid ], [ sort grep { $lost{$_} && $told->{paid}{$_} } keys %lost ],
 		'async: the outside effects that happened twice are those whose claims were lost');

@@ -20,7 +20,7 @@ use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(until_true until_gone server_log_lacks);
 
-# Options: name, preload (0), conf (lines), extension (1), database (app).
+# Options: name, preload (0), conf (lines), extension (1), database (app), allows_streaming (0), has_archiving (0).
 sub start
 {
 	my ($class, %option) = @_;
@@ -41,7 +41,7 @@ sub make
 	my $node = PostgreSQL::Test::Cluster->new($option{name} // 'main');
 
 	# Whatever the locale of whoever runs the tests.
-	$node->init(allows_streaming => $option{allows_streaming} // 0, extra => [ '--encoding=UTF8', '--locale=C' ]);
+	$node->init(allows_streaming => $option{allows_streaming} // 0, has_archiving => $option{has_archiving} // 0, extra => [ '--encoding=UTF8', '--locale=C' ]);
 	$node->append_conf('postgresql.conf', "max_prepared_transactions = 20");
 	$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idempotency'")
 	  if $option{preload};

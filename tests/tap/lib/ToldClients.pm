@@ -14,19 +14,24 @@
 #
 # A key is of one of three kinds: `once ...` is an idem_once; `local ...` a leased claim whose effect commits with its
 # completion; `outside ...` a leased claim, an effect outside, a completion. Effects inside are rows of the table `effect`.
+#
+# `records_of`, `claims_of` and `agree` look at a server afterwards.
 
 package ToldClients;
 
 use strict;
 use warnings FATAL => 'all';
+use parent 'Exporter';
 
 use IdempotencyTools;
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+our @EXPORT = qw(records_of claims_of agree);
+
 # The scope of a key, by its kind.
-our %SCOPE = (once => 'default', local => 'local', outside => 'default');
+my %SCOPE = (once => 'default', local => 'local', outside => 'default');
 my @KINDS = ('once', 'local', 'outside');
 
 sub scope_of { return $SCOPE{ (split ' ', $_[0])[0] }; }
@@ -120,6 +125,50 @@ sub end
 		unlike($client->{err}, qr/ERROR/, "client $client->{name} met no error");
 	}
 	return $self->told;
+}
+
+# --- a server that is looked at -------------------------------------------------------------------------------------
+
+# What is on record of the clients' keys: key => "state|fence|result".
+sub records_of
+{
+	my ($node, $database) = @_;
+
+	return { map { split /=/, $_, 2 } split /\n/, $node->safe_psql($database,
+			q{SELECT key || '=' || concat_ws('|', state, fence, COALESCE(result::text, '')) FROM idempotency.records WHERE key ~ '^(once|local|outside) '}) };
+}
+
+# What the next claim of each of these keys is told: key => [ decision, fence ]. Nothing stays of it.
+sub claims_of
+{
+	my ($node, $database, @keys) = @_;
+	my %answers;
+
+	# No transaction may claim more than 2,000.
+	while (my @part = splice @keys, 0, 1000)
+	{
+		my $list = join ', ', map { "('$_', '" . scope_of($_) . "')" } @part;
+		for (split /\n/, $node->safe_psql($database, "BEGIN; SELECT k, c.decision, c.fence FROM (VALUES $list) AS v (k, s), LATERAL idem_claim(k, scope => s, lease => '1 h', wait => '0') AS c; ROLLBACK"))
+		{
+			my ($key, @answer) = split /\|/;
+			$answers{$key} = \@answer;
+		}
+	}
+	return \%answers;
+}
+
+# Effect inside and record are there together, or neither; one test. Effects outside are not looked at.
+sub agree
+{
+	my ($node, $database, $when) = @_;
+
+	return is($node->safe_psql($database, q{
+		SELECT 'twice', key FROM effect GROUP BY scope, key HAVING count(*) > 1
+		UNION ALL SELECT 'no record', e.key FROM effect e LEFT JOIN idempotency.records r USING (scope, key)
+		 WHERE r.state IS DISTINCT FROM 'completed' OR r.result <> to_jsonb(e.id)
+		UNION ALL SELECT 'no effect', r.key FROM idempotency.records r
+		 WHERE r.state = 'completed' AND r.key ~ '^(once|local) ' AND NOT EXISTS (SELECT FROM effect e WHERE e.scope = r.scope AND e.key = r.key AND to_jsonb(e.id) = r.result) LIMIT 10}),
+		'', "$when: each effect has its record, each record its effect, no key has two");
 }
 
 1;
