@@ -5,7 +5,8 @@
 #   had: a session-level lock, a LockTimeout that is not put back, an identity that stays switched.
 # - DISCARD ALL, DISCARD PLANS and DEALLOCATE ALL change no answer: a plan or a cache that they take away.
 # - A claim is finished by its fence from any other connection: state in the session that claimed.
-# - Behind pgbouncer in transaction mode, more clients than connections: no key has two effects.
+#
+# pgbouncer.pl looks at such a pool itself.
 
 use strict;
 use warnings FATAL => 'all';
@@ -15,16 +16,13 @@ use lib "$FindBin::RealBin/lib";
 use IdempotencyNode;
 use IdempotencySession;
 use IdempotencyTools;
-use IPC::Run;
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = IdempotencyNode->start(preload => 1, conf => [ "log_statement = none", "deadlock_timeout = '50ms'", "max_connections = 30" ]);
 my $sql = sub { $node->safe_psql('app', $_[0]) };
 
 effect_table($node, 'app');
-$sql->(q{SELECT idem_scope_set('local', effect_kind => 'local'); SELECT idem_once('done', 'SELECT to_jsonb(1)', '{"a": 1}'), idem_claim('leased', lease => '1h');
+$sql->(q{SELECT idem_once('done', 'SELECT to_jsonb(1)', '{"a": 1}'), idem_claim('leased', lease => '1h');
 	CREATE FUNCTION f(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1'});
 
 # --- nothing outlives the transaction -------------------------------------------------------------------------------
@@ -106,86 +104,6 @@ for my $discard ('DISCARD ALL', 'DISCARD PLANS', 'DISCARD TEMP', 'DEALLOCATE ALL
 $session->quit;
 # Before it is claimed again by whoever comes next.
 is($sql->(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0, 'no key is locked');
-
-# --- pgbouncer ------------------------------------------------------------------------------------------------------
-
-my ($pgbouncer) = grep { -x } map { "$_/pgbouncer" } split(/:/, $ENV{PATH}), '/usr/sbin', '/usr/local/sbin';
-SKIP:
-{
-	skip 'pgbouncer is not here: apt-get install pgbouncer lets these run', 1 unless $pgbouncer;
-
-	my $folder = PostgreSQL::Test::Utils::tempdir_short();
-	my $port = PostgreSQL::Test::Cluster::get_free_port();
-	my $user = $sql->('SELECT current_user');
-	append_to_file("$folder/pgbouncer.ini", "[databases]
-app = host=${\$node->host} port=${\$node->port} dbname=app user=$user
-[pgbouncer]
-unix_socket_dir = $folder
-listen_port = $port
-auth_type = any
-pool_mode = transaction
-default_pool_size = 3
-max_client_conn = 50
-logfile = $folder/log
-pidfile = $folder/pid
-");
-	my $bouncer = IPC::Run::start([ $pgbouncer, '-q', "$folder/pgbouncer.ini" ], '<', \undef, '>', \my $out, '2>', \my $err);
-	my $connstr = "host=$folder port=$port dbname=app";
-	my $through = sub { IPC::Run::run([ 'psql', '-XAtq', '-d', $connstr, '-c', $_[0] ], '>', \my $answer, '2>', \my $error); return ($answer // '') . ($error // '') };
-
-	within(60, 'pgbouncer answers', sub { $bouncer->pump_nb if $bouncer->pumpable; $through->('SELECT 1') eq "1\n" }) or diag(($err // '') . slurp_file("$folder/log"));
-	my $version = $through->('SELECT version()');
-	like($version, qr/PostgreSQL/, 'for our server');
-
-	# Claimed through one connection, finished through another.
-	my $first = IdempotencySession->open($node, 'app', connstr => $connstr);
-	my $second = IdempotencySession->open($node, 'app', connstr => $connstr);
-	my ($claimed_by, $decision, $fence) = split /\|/, $first->query(q{SELECT pg_backend_pid(), decision, fence FROM idem_claim('pooled', lease => '1h')});
-	is($decision, 'execute', 'a leased claim through the pool');
-	$second->query('BEGIN; SELECT 1');
-	my $third = IdempotencySession->open($node, 'app', connstr => $connstr);
-	$third->query('BEGIN; SELECT 1');
-	my $finisher = $second->query('SELECT pg_backend_pid()') != $claimed_by ? $second : $third;
-	isnt($finisher->query('SELECT pg_backend_pid()'), $claimed_by, 'another client has another server connection');
-	is($finisher->query("SELECT idem_complete('pooled', '5', fence => $fence)"), 5, 'finished through another server connection');
-	$_->query('COMMIT') for $second, $third;
-	is($first->query(q{SELECT decision, result FROM idem_claim('pooled')}), 'replay|5', 'and replayed');
-	# One that was left open is refused, and its connection goes clean to the next client.
-	$first->query(q{BEGIN; SELECT idem_claim('left')});
-	$first->query('COMMIT');
-	is($first->sqlstate, 'ID004', 'a claim left open is refused at COMMIT');
-	is($second->query(q{BEGIN; SELECT decision FROM idem_claim('left', wait => '0'); ROLLBACK}), 'execute', 'and the key is free for the next client');
-	$_->quit for $first, $second, $third;
-
-	my $load = load_start($node, 'app', {
-		'\set n random(1, 300)
-SELECT result FROM idem_once(\'once:\' || :n, $$' . effect_statement(q{$1->>'k'}, 'default') . q{$$, jsonb_build_object('k', 'once:' || :n));} => 1,
-		'\set n random(1, 300)
-BEGIN;
-SELECT (decision = \'execute\')::int AS mine FROM idem_claim(\'transaction:\' || :n) \gset
-\if :mine
-' . effect_statement(q{'transaction:' || :n}, 'default') . ' \gset
-SELECT idem_complete(\'transaction:\' || :n, to_jsonb(:to_jsonb::bigint)) AS done \gset
-\endif
-COMMIT;' => 1,
-		'\set n random(1, 300)
-SELECT (decision = \'execute\')::int AS mine, COALESCE(fence, 0) AS fence FROM idem_claim(\'leased:\' || :n, scope => \'local\', lease => \'1min\') \gset
-\if :mine
-BEGIN;
-' . effect_statement(q{'leased:' || :n}, 'local') . ' \gset
-SELECT idem_complete(\'leased:\' || :n, to_jsonb(:to_jsonb::bigint), \'local\', :fence) AS done \gset
-COMMIT;
-\endif' => 1 }, clients => 12, host => $folder, port => $port);
-	until_true($node, 'app', q{SELECT count(*) = 900 FROM effect WHERE key ~ '^(once|transaction|leased):'}, 'twelve clients over three connections finish every key');
-	my $errors = load_stop($load);
-	unlike($errors, qr/ERROR|error:/, 'without an error');
-	until_true($node, 'app', q{SELECT count(*) = 0 FROM pg_locks WHERE locktype = 'advisory'}, 'no key is locked');
-	$sql->(q{DELETE FROM effect WHERE key !~ '^(once|transaction|leased):'});
-	is($sql->(q{SELECT count(*), count(DISTINCT (scope, key)) FROM effect}), '900|900', 'no key has two effects');
-	is($sql->(q{SELECT count(*) FROM effect e JOIN idempotency.records r USING (scope, key) WHERE r.state = 'completed' AND r.result = to_jsonb(e.id)}), 900, 'every effect has its record');
-	$bouncer->signal('TERM');
-	eval { $bouncer->finish };
-}
 
 server_log_lacks($node, qr/ XX000|PANIC:|terminated by signal|panicked|you don't own a lock/, 'nothing crashed');
 
