@@ -65,6 +65,7 @@ need_tap() {
     need perl perl -MTest::More -MTime::HiRes -e1
     need chromium has_chromium
     need prometheus-postgres-exporter command -v prometheus-postgres-exporter
+    need pgbouncer command -v pgbouncer
     need faketime has_libfaketime
 }
 

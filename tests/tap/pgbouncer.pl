@@ -69,17 +69,29 @@ COMMIT;\n"} = 1 unless $option{single};
 	return \%scripts;
 }
 
+# A thread for each client: pgbench waits for the answer to a Prepare with the whole thread.
+my @threads = (more => [ '-j', 12 ]);
+
 # Twelve clients until each key of the prefix has its effect.
 sub finishes
 {
 	my ($pool, $name, $prefix, %option) = @_;
-	my $load = load_start($node, 'app', scripts($prefix, %option), clients => 12, protocol => $option{protocol}, $pool->where);
+	my $load = load_start($node, 'app', scripts($prefix, %option), clients => 12, protocol => $option{protocol}, @threads, $pool->where);
 	my $keys = KEYS * ($option{single} ? 3 : 4);
 
 	until_true($node, 'app', "SELECT count(*) >= $keys FROM effect WHERE key LIKE '$prefix %'", "$name: twelve clients finish every key");
 	unlike(load_stop($load), qr/ERROR|error:/, "$name: without an error");
 	is($sql->("SELECT count(*), count(DISTINCT key) FROM effect WHERE key LIKE '$prefix %'"), "$keys|$keys", "$name: each has one effect");
 	all_is_well($name);
+	return;
+}
+
+# What a client had claimed under a lease and not finished is its own for that time. Here it is given back, by its fence.
+sub give_back
+{
+	my ($prefix) = @_;
+
+	$sql->("SELECT idem_release(key, scope, fence) FROM idempotency.records WHERE key LIKE '$prefix leased %' AND state = 'in_flight'");
 	return;
 }
 
@@ -112,13 +124,14 @@ else
 	# Each client prepares on whatever connection it is handed, and finds the names of others on the next.
 	my $pool = Pgbouncer->start($node, 'app');
 	my $log = log_position($node);
-	my $load = load_start($node, 'app', scripts('prepared'), clients => 12, protocol => 'prepared', $pool->where);
+	my $load = load_start($node, 'app', scripts('prepared'), clients => 12, protocol => 'prepared', @threads, $pool->where);
 
 	$node->wait_for_log(qr/ERROR:  prepared statement "\w+" (?:does not exist|already exists)/, $log);
 	pass('prepared statements: pgbouncer before 1.21 does not carry them, and PostgreSQL says so');
 	load_stop($load);
-	all_is_well('prepared statements');
 	$pool->stop;
+	all_is_well('prepared statements');
+	give_back('prepared');
 	$pool = Pgbouncer->start($node, 'app');
 	finishes($pool, 'prepared statements are off', 'prepared', protocol => 'extended');
 	$pool->stop;
@@ -287,8 +300,7 @@ my $once = sub { "SELECT result FROM idem_once('$_[0]', \$\$" . effect_statement
 	until_true($node, 'app', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()}, 'pgbouncer is killed, and its server connections end');
 	all_is_well('pgbouncer killed');
 	$pool->run;
-	# What a client had claimed under a lease and not finished is its own for that time; here it is given up by an operator.
-	$sql->(q{SELECT idem_release(key, scope, fence) FROM idempotency.records WHERE key LIKE 'killed leased %' AND state = 'in_flight'});
+	give_back('killed');
 	finishes($pool, 'pgbouncer is back', 'killed');
 	$pool->stop;
 }
