@@ -85,7 +85,7 @@ matrix: ## regress, isolation, chaos and tap on each of VERSIONS, in a Debian of
 	@scripts/matrix.sh $(VERSIONS)
 
 bench: ## measured beside what people write themselves, in interleaved rounds (BENCH_ROUNDS, BENCH_SECONDS, BENCH_ONLY, BENCH_FULL)
-	@scripts/setup.sh build demo
+	@scripts/setup.sh build bench
 	@scripts/install.sh
 	@scripts/bench.sh
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the named parts need and what is not there yet: build, tap, chaos, demo, fuzz, model, matrix, lint.
+# Installs what the named parts need and what is not there yet: build, tap, chaos, bench, demo, fuzz, model, matrix, lint.
 # It asks for capabilities, not for package names, and calls apt-get only when one is missing. It never touches a
 # cluster: the `15/main` that Debian makes with a first postgresql package is not made either.
 # shellcheck source=scripts/lib.sh
@@ -69,6 +69,11 @@ need_tap() {
     need faketime has_libfaketime
 }
 
+need_bench() {
+    need_demo
+    need valgrind command -v valgrind
+}
+
 need_fuzz() { need g++ command -v g++; }
 
 need_chaos() {
@@ -133,6 +138,7 @@ for part in "$@"; do
         build) need_build ;;
         tap) need_tap ;;
         demo) need_demo ;;
+        bench) need_bench ;;
         fuzz) need_fuzz ;;
         chaos) need_chaos ;;
         model) need_model ;;

@@ -39,8 +39,7 @@ sql -c CHECKPOINT
 cluster_stop
 for kind in "${!kinds[@]}"; do
     # Collected only inside the CALL; before it, the same statements warm the caches of the session up.
-    as_pg sh -c "printf '%s\n' 'SELECT instructions_warm_$kind(200, 1000000)' 'CALL instructions_turn_$kind(10, 2000000)' 'SELECT 1' | true
-        printf '%s\n' 'SELECT instructions_warm_$kind(200, 1000000)' 'CALL instructions_turn_$kind($TURNS, 3000000)' |
+    as_pg sh -c "printf '%s\n' 'SELECT instructions_warm_$kind(200, 1000000)' 'CALL instructions_turn_$kind($TURNS, 3000000)' |
         valgrind --tool=callgrind --collect-atstart=no --toggle-collect=ExecuteCallStmt --callgrind-out-file='$CLUSTER_DIR/callgrind.$kind' \
             '$PG_BINDIR/postgres' --single -D '$CLUSTER_DIR/data' -c synchronous_commit=off bench" >"$RESULTS/callgrind.log" 2>&1 ||
         { cat "$RESULTS/callgrind.log" >&2 && die "callgrind failed"; }

@@ -4,7 +4,10 @@ sizes=(0 1000000)
 [[ -z ${BENCH_FULL:-} ]] || sizes+=(20000000)
 for size in "${sizes[@]}"; do
     say "loading $size old keys"
-    database "keys_$size" "$size" 0_bare 6_ours
+    createdb "keys_$size"
+    sql -d "keys_$size" -v old_keys=0 -f "$CONTENDERS/0_bare.sql" >/dev/null
+    sql -d "keys_$size" -v old_keys="$size" -f "$CONTENDERS/6_ours.sql" >/dev/null
+    sql -d "keys_$size" -c 'VACUUM (ANALYZE)'
 done
 sql -c CHECKPOINT
 begin old_keys 'New keys beside many old ones, one function, 4 clients'
