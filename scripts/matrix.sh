@@ -42,9 +42,12 @@ make_system() {
 # What it takes from this machine: names, certificates, Rust, cargo-pgrx and what cargo has downloaded.
 lend_to_system() {
     local dir=$MATRIX_DIR/$1 registry=${CARGO_HOME:-$HOME/.cargo}/registry file
-    for file in /etc/resolv.conf /etc/hosts /etc/ssl/certs/ca-certificates.crt; do
-        [[ ! -e $file ]] || install -D -m 644 "$file" "$dir/root$file"
+    for file in /etc/resolv.conf /etc/hosts; do
+        [[ ! -e $file ]] || install -m 644 "$file" "$dir/root$file"
     done
+    # Beside those that its own packages bring.
+    file=/etc/ssl/certs/ca-certificates.crt
+    [[ ! -e $file ]] || install -m 644 "$file" "$dir/root/etc/certificates-of-host.crt"
     if [[ $(cargo pgrx --version 2>/dev/null || true) == *" $PGRX_VERSION" ]]; then
         install "$(command -v cargo-pgrx)" "$dir/cargo/bin/"
     fi
@@ -75,6 +78,7 @@ in_system() {
         HOME=/root LC_ALL=C.UTF-8 TERM=dumb \
         PATH=/rust/bin:/cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         CARGO_HOME=/cargo CARGO_TARGET_DIR=/build CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never \
+        SSL_CERT_FILE=/etc/certificates-of-host.crt PIP_CERT=/etc/certificates-of-host.crt \
         TESTS="${TESTS:-}" MINUTES="${MINUTES:-1}" CHAOS_SEED="${CHAOS_SEED:-}" \
         bash -c 'cd /src && exec "$@"' - "$@"
 }
