@@ -6,7 +6,7 @@
 #   <!-- output -->        before a ```text block: exactly what psql printed for the block above
 #   <!-- message -->       before a ```text block: exactly the error of the block above
 #
-# What should not run is in another kind of block. Every test that ARCHITECTURE.md or tests/CASES.md names must be there. The reference is
+# What should not run is in another kind of block. Every test that ARCHITECTURE.md, docs/guarantees.md or tests/CASES.md names must be there. The reference is
 # also held against the catalogue: every public function with all its parameters and columns, every view with its
 # columns, every setting. The built-in kinds of failure stand in external-effects.md with the verdict that they have;
 # operations.md has a section on each finding of the doctor and each alert, and a line on each column of the statistics.
@@ -262,6 +262,45 @@ sub named_tests_exist
 	return;
 }
 
+# docs/guarantees.md: rows that are numbered through, each promise with a test that exists, and each thing that is not promised with one,
+# or with the word that there is none. Conditions that are named are in their table.
+sub guarantees_have_tests
+{
+	my %path = (
+		regress => "$documents/regress/%s.sql",
+		isolation => "$documents/isolation/%s.spec",
+		tap => "$FindBin::RealBin/%s.pl",
+		core => "$documents/core/%s.rs");
+	my $text = slurp_file("$documents/guarantees.md");
+	my @rows = $text =~ /^\| ([CGN]\d+ \|.*) \|$/mg;
+	# The names of the model's cases are made of those of its configurations.
+	my $model = slurp_file("$documents/model/run.sh");
+	my %model = map { $_ => 1 } $model =~ /^breaks (\S+)/mg, map { ("$_-safe", "$_-progress") } $model =~ /^(\S+) -D/mg;
+	my (%last, %conditions);
+
+	for (@rows)
+	{
+		my ($number, @cells) = split /\s*\|\s*/;
+		my ($part, $count) = $number =~ /^(\w)(\d+)$/;
+		is($count, ++$last{$part}, "guarantees.md: $number is in its place");
+		if ($part eq 'C') { $conditions{$number} = 1; next; }
+		is(scalar @cells, 3, "$number: has its cells");
+		if ($part eq 'G') { ok($conditions{$_}, "$number: $_ is a condition") for $cells[1] =~ /\bC\d+/g; }
+		else { ok(length $cells[1] > 10, "$number: says what happens then"); }
+		my $shown = $cells[2] // '';
+		ok($shown =~ /^none/, "$number: says that there is no test"), next if $part eq 'N' && $shown !~ /`/;
+		for (split /, /, $shown)
+		{
+			my ($suite, $test) = m{^`(\w+)(?:/([\w-]+))?`$};
+			ok(defined $suite && ($suite eq 'chaos' ? !defined $test && -e "$documents/chaos/run.py"
+				  : $suite eq 'model' ? $model{$test} : $path{$suite} && -e sprintf($path{$suite}, $test)), "$number: names a test that exists: $_");
+		}
+	}
+	cmp_ok($last{G}, '>=', 20, 'guarantees.md has promises');
+	cmp_ok($last{N}, '>=', 20, 'and says what is not promised');
+	return;
+}
+
 # tests/CASES.md: a row for each of the thirty cases, each with tests that exist and a result.
 sub cases_have_tests
 {
@@ -302,6 +341,7 @@ run_document($preloaded, 'windows.md');
 operations_are_documented($preloaded, run_document($preloaded, 'operations.md'));
 links_lead_somewhere();
 named_tests_exist();
+guarantees_have_tests();
 cases_have_tests();
 server_log_lacks($_, qr/ XX000|PANIC:|terminated by signal/, 'nothing crashed') for $node, $preloaded;
 
