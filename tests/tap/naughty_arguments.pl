@@ -119,20 +119,21 @@ cmp_ok(scalar keys %documented, '>=', 20, 'the reference lists: ' . join(' ', so
 # --- statements -------------------------------------------------------------------------------------------------------
 
 # Of parameters that hold code or names, PostgreSQL's own word on what was written there.
-my @not_a_name = qw(42601 42602);
+my @not_a_name = qw(0A000 42601 42602);
 my %errors_of_text = (effect => [qw(42601 42703 42P01 42P02 42883 0A000 22P02 54001)], function => \@not_a_name, reconciler => \@not_a_name, run_is_alive => \@not_a_name);
 
 # A call: its text, the codes that its arguments can give by themselves, whether it may wait as long as it likes.
 sub call_of
 {
 	my ($function, $state, $huge) = @_;
-	my ($sane, $odd) = rand() < 0.4 ? (1, 0) : rand() < 0.65 ? (1, 1) : (0, 1);
+	my ($sane, $odd) = $huge || $state->{sane} ? (1, 0) : rand() < 0.4 ? (1, 0) : rand() < 0.65 ? (1, 1) : (0, 1);
 	my @parameters = @{ $function->{parameters} };
+	# No argument is odd, one is, or all are.
 	my $odd_one = $odd && $sane && @parameters ? int rand @parameters : -1;
 	my %call = (function => $function->{name}, codes => {}, waits => 0);
 	my (@arguments, $left_out);
 
-	$state->{many} = rand() < 0.5;
+	$state->{many} = rand() < 0.2;
 	for my $number (0 .. $#parameters)
 	{
 		my $parameter = $parameters[$number];
@@ -172,13 +173,22 @@ sub judge
 	return;
 }
 
+my $fresh = 0;
+
 # One call, in one of the ways in which SQL calls a function.
 sub add_call
 {
 	my ($state, $function, @codes) = @_;
+
+	# What finishes a claim mostly finds none otherwise. Where this claim fails, its transaction has.
+	if ($function->{name} =~ /complete|fail$|release|renew|resolve|escalate/ && ($state->{sane} || rand() < 0.4))
+	{
+		@$state{qw(key scope)} = ('fresh-' . ++$fresh, pick(qw(default shared large)));
+		say_setting('SELECT public.idem_claim(' . literal($state->{key}) . pick('', ", '{\"a\": 1}'") . ', scope => ' . literal($state->{scope}) . ", wait => '0'" . pick('', ", lease => '1 minute'") . ')');
+		push @codes, '25P02';
+	}
 	my $call = call_of($function, $state);
 	my $text = $call->{text};
-
 	push @codes, $never_called{ $function->{name} } if $never_called{ $function->{name} };
 	return judge("CALL $text", $call, '2D000', @codes) if $function->{kind} eq 'p';
 	my $way = rand;
@@ -201,7 +211,7 @@ sub focus
 }
 
 my @settings = ("force_parallel_mode = on", "force_parallel_mode = regress", "plan_cache_mode = force_generic_plan", "search_path = ''", "search_path = pg_temp, pg_catalog", "intervalstyle = sql_standard", "datestyle = 'German'", "timezone = '<+14>-14'",
-	"work_mem = '64kB'", "default_transaction_isolation = 'repeatable read'", "default_transaction_isolation = serializable", "default_transaction_read_only = on", "idempotency.wait = 0", "row_security = off", "standard_conforming_strings = off",
+	"work_mem = '64kB'", "default_transaction_isolation = 'repeatable read'", "default_transaction_isolation = serializable", "default_transaction_read_only = on", "idempotency.wait = 0", "row_security = off",
 	"backslash_quote = off", "bytea_output = escape", "extra_float_digits = 3", "enable_indexscan = off", "enable_seqscan = off", "lock_timeout = '1ms'", "session_replication_role = replica", "default_toast_compression = pglz", "vacuum_defer_cleanup_age = 0");
 
 sub new_state { return { keys => \@keys, scopes => \@scopes, scopes_to_change => [ 'change-1', 'change-2', 'change-3' ], runs => \@runs }; }
@@ -213,6 +223,14 @@ sub script_alone
 
 	@statements = ();
 	for my $function ((@functions) x 3) { focus($state); add_call($state, $function); }
+	# And such that most reach their end: nothing odd, the runs alive, the scopes to drop there, and without keys.
+	$state->{sane} = 1;
+	for (1 .. 5)
+	{
+		say_setting("SELECT public.idem_run_begin(r, '1 day') FROM unnest(ARRAY['" . join("', '", @runs) . "']) AS r");
+		say_setting("SELECT public.idem_scope_set('change-$_')") for 1 .. 3;
+		for my $function (@functions) { focus($state); add_call($state, $function); }
+	}
 	return @statements;
 }
 

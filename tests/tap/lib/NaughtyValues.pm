@@ -94,11 +94,11 @@ my %naughty = (
 	regclass => sub {
 		return pick('NULL', "'-'", '0', '1', '4294967295', (map { "'$_'" } qw(pg_class pg_catalog.pg_class_oid_index pg_toast.pg_toast_1255 information_schema.tables pg_stat_activity public.thing public.thing_id_seq
 			public.thing_pkey public.thing_view public.thing_materialized public.parted public.parted_1 public.composite public.foreign_thing public.child public.unlogged idempotency.claim idempotency.records), '"public"."Odd ""name"""'),
-			[ "'nowhere'", '42P01' ], [ literal(pick(@strings)), qw(42P01 42601 42602 3F000 42704 0A000) ], [ "'-1'", '42P01', '22P02', '42602' ]);
+			[ "'nowhere'", '42P01' ], [ literal(pick(@strings)), qw(22003 42P01 42601 42602 3F000 42704 0A000) ], [ "'-1'", '42P01', '22P02', '42602' ]);
 	},
 	regrole => sub {
 		return pick('NULL', "'-'", '0', '1', '10', '4294967295', (map { "'$_'" } qw(regress_app regress_stranger regress_owner regress_member pg_monitor postgres)), [ "'nobody'", '42704' ],
-			[ literal(pick(@strings)), qw(42704 42601 42602) ]);
+			[ literal(pick(@strings)), qw(22003 42704 42601 42602) ]);
 	},
 	oid => sub { return pick(qw(NULL 0 1 4294967295)); },
 	internal => sub { return pick([ 'NULL', qw(0A000 42883) ], [ '0', '42883' ]); },
@@ -162,7 +162,7 @@ sub sensible_value
 			my $inner = literal(pick(@{ $state->{keys} }));
 			my $effect = pick('SELECT to_jsonb(1)', 'SELECT $1', "INSERT INTO public.effect VALUES ('x') RETURNING to_jsonb(key)", 'SELECT NULL::jsonb', [ 'SELECT to_jsonb(1 / 0)', '22012' ], [ 'SELECT public.raises($1)', 'PT402' ], 'SELECT to_jsonb(1) WHERE false',
 				'VALUES (to_jsonb(1)), (to_jsonb(2))', 'SELECT 1', 'SELECT', [ 'COMMIT', '2D000', '0A000' ], 'ROLLBACK', 'SELECT to_jsonb(1); SELECT to_jsonb(2)', ';', '-- nothing', [ 'SAVEPOINT x', '0A000', '2D000' ], [ 'SET ROLE regress_app', '42501' ], [ 'VACUUM', '25001' ],
-				[ 'COPY public.effect TO STDOUT', '0A000' ], 'LISTEN x', [ 'DECLARE c CURSOR FOR SELECT 1', '0A000', '25P01' ], 'CREATE TEMP TABLE IF NOT EXISTS scratch (a int)', 'EXPLAIN SELECT 1', [ 'CALL idempotency.sweep()', '2D000' ],
+				[ 'COPY public.effect TO STDOUT', '0A000' ], 'LISTEN x', [ 'DECLARE c CURSOR FOR SELECT 1', '0A000', '25P01', '42P03' ], 'CREATE TEMP TABLE IF NOT EXISTS scratch (a int)', 'EXPLAIN SELECT 1', [ 'CALL idempotency.sweep()', '2D000' ],
 				"SELECT to_jsonb(c) FROM public.idem_claim($inner, lease => '1 ms') AS c", "SELECT to_jsonb(o) FROM public.idem_once($inner, 'SELECT to_jsonb(1)') AS o", "SELECT public.idem_complete($inner)", 'WITH w AS (DELETE FROM public.effect RETURNING 1) SELECT to_jsonb(count(*)) FROM w',
 				'SELECT to_jsonb(repeat(\'x\', 100000))', 'SELECT jsonb_agg(g) FROM generate_series(1, 1000) AS g', [ 'SELECT nonsense', '42703' ], [ 'SELECT $2', '42P02' ], [ 'SELECT $1::int::text::jsonb', '22023' ]);
 			return ref $effect ? [ literal($effect->[0]), @$effect[ 1 .. $#$effect ] ] : literal($effect);
