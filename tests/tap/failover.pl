@@ -88,7 +88,9 @@ sub go_on
 	my ($node, $told) = @_;
 	my $session = IdempotencySession->open($node, 'app');
 	my %paid = map { $_ => 1 } keys %{ $told->{paid} };
-	my %begun = map { $_->{key} => 1 } @{ $told->{all} };
+	# A claim may have come over whose client was not told of it.
+	my $records = records_of($node, 'app');
+	my %begun = map { $_ => 1 } (map { $_->{key} } @{ $told->{all} }), grep { $records->{$_} !~ /^completed/ } keys %$records;
 	my @errors;
 	my $query = sub { my $answer = $session->query($_[0]); push @errors, $session->error if $session->error =~ /ERROR/; $answer };
 
@@ -98,8 +100,16 @@ sub go_on
 		my $effect = effect_statement("'$key'", $scope);
 		$query->("SELECT idem_once('$key', \$\$$effect\$\$)"), next if $kind eq 'once';
 		my $record = $query->("SELECT state, fence FROM idem_peek('$key', '$scope')");
+		my ($owner) = $record =~ /^in_flight\|(\d+)$/;
+		# Nobody has the fence, so the end of the lease is waited for: it is a short one, an operator says.
+		if (defined $owner && $owner != ($told->{claimed}{$key} // 0))
+		{
+			$query->("SELECT idem_renew('$key', '1 ms', '$scope', $owner)");
+			$node->poll_query_until('app', "SELECT lease_expires_at < clock_timestamp() OR state <> 'in_flight' FROM idem_peek('$key', '$scope')") or die "$key: its lease does not end";
+			$owner = undef;
+		}
 		# Its owner has its fence still.
-		my ($mine, $fence) = $record =~ /^in_flight\|(\d+)$/ && $1 == ($told->{claimed}{$key} // 0) ? ('owned', $1)
+		my ($mine, $fence) = defined $owner ? ('owned', $owner)
 		  : split /\|/, $query->("SELECT decision, fence FROM idem_claim('$key', scope => '$scope', lease => '1 h')");
 		next if $mine eq 'replay';
 		if ($kind eq 'local') { $query->("WITH e AS ($effect) SELECT idem_complete('$key', to_jsonb, '$scope', $fence) FROM e"); next; }
