@@ -276,6 +276,10 @@ DECLARE
     near_miss pg_catalog.text;
     only_nulls pg_catalog.bool;
 BEGIN
+    IF pg_catalog.array_ndims(columns) > 1 THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'columns must be a list of names',
+            HINT = 'Give an array of one dimension, such as {order_id,kind}.';
+    END IF;
     IF "table" IS NULL OR columns IS NULL OR pg_catalog.cardinality(columns) = 0
        OR pg_catalog.array_position(columns, NULL) IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'table and columns must not be null or empty',

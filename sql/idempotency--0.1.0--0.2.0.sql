@@ -359,3 +359,121 @@ BEGIN
     END IF;
 END
 $function$;
+
+-- An array of two dimensions is refused by name.
+CREATE OR REPLACE FUNCTION @extschema@.idem_natural_key(
+    "table" pg_catalog.regclass,
+    columns pg_catalog.text[],
+    OUT safe pg_catalog.bool,
+    OUT index_name pg_catalog.text,
+    OUT missing pg_catalog.text,
+    OUT ddl pg_catalog.text
+) LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $function$
+DECLARE
+    relation record;
+    wanted pg_catalog.int2[];
+    unknown_column pg_catalog.text;
+    nullable pg_catalog.text[];
+    listed pg_catalog.text;
+    near_miss pg_catalog.text;
+    only_nulls pg_catalog.bool;
+BEGIN
+    IF pg_catalog.array_ndims(columns) > 1 THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'columns must be a list of names',
+            HINT = 'Give an array of one dimension, such as {order_id,kind}.';
+    END IF;
+    IF "table" IS NULL OR columns IS NULL OR pg_catalog.cardinality(columns) = 0
+       OR pg_catalog.array_position(columns, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'table and columns must not be null or empty',
+            HINT = 'Name the columns that make the operation one of its kind, such as idem_natural_key(''credits'', ''{order_id}'').';
+    END IF;
+    SELECT c.oid, c.relkind, c.relpersistence, pg_catalog.format('%I.%I', n.nspname, c.relname) AS name,
+           EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid) AS has_children,
+           (SELECT pg_catalog.min(p.oid::pg_catalog.regclass::pg_catalog.text)
+              FROM pg_catalog.pg_partition_tree(c.oid::pg_catalog.regclass) AS t
+              JOIN pg_catalog.pg_class AS p ON p.oid = t.relid::pg_catalog.oid
+             WHERE c.relkind = 'p' AND t.isleaf AND p.relpersistence <> 'p') AS unlogged_partition
+      INTO relation
+      FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE c.oid = "table"::pg_catalog.oid;
+    IF relation.oid IS NULL OR relation.relkind <> ALL (ARRAY['r', 'p']::pg_catalog."char"[]) THEN
+        RAISE EXCEPTION USING ERRCODE = '42809', MESSAGE = pg_catalog.format('%s is not a table', "table"),
+            HINT = 'A unique index needs a table or a partitioned table.';
+    END IF;
+    SELECT w.name INTO unknown_column FROM pg_catalog.unnest(columns) AS w (name)
+     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
+                        WHERE a.attrelid = relation.oid AND a.attname = w.name::pg_catalog.name
+                          AND a.attnum > 0 AND NOT a.attisdropped)
+     LIMIT 1;
+    IF unknown_column IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '42703', MESSAGE = pg_catalog.format('column %I of table %s does not exist', unknown_column, relation.name),
+            HINT = 'Column names are given as they are stored, without quotes.';
+    END IF;
+    SELECT pg_catalog.array_agg(a.attnum ORDER BY w.place), pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY w.place),
+           pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY w.place) FILTER (WHERE NOT a.attnotnull)
+      INTO wanted, listed, nullable
+      FROM (SELECT d.name, pg_catalog.min(d.place) AS place
+              FROM pg_catalog.unnest(columns) WITH ORDINALITY AS d (name, place) GROUP BY d.name) AS w
+      JOIN pg_catalog.pg_attribute AS a
+        ON a.attrelid = relation.oid AND a.attname = w.name::pg_catalog.name;
+
+    -- A unique index on some of the columns is enough: whatever repeats them all repeats those.
+    SELECT i.name INTO index_name
+      FROM (SELECT pg_catalog.format('%I', c.relname) AS name, x.indnullsnotdistinct, x.indnkeyatts,
+                   (x.indkey::pg_catalog.int2[])[0:x.indnkeyatts - 1] AS keys
+              FROM pg_catalog.pg_index AS x JOIN pg_catalog.pg_class AS c ON c.oid = x.indexrelid
+             WHERE x.indrelid = relation.oid
+               AND x.indisunique AND x.indisvalid AND x.indisready AND x.indislive AND x.indimmediate
+               AND x.indpred IS NULL AND x.indexprs IS NULL) AS i
+     WHERE i.keys <@ wanted
+       AND (i.indnullsnotdistinct OR NOT EXISTS (
+            SELECT FROM pg_catalog.pg_attribute AS a
+             WHERE a.attrelid = relation.oid AND a.attnum = ANY (i.keys) AND NOT a.attnotnull))
+     ORDER BY i.indnkeyatts LIMIT 1;
+    IF index_name IS NOT NULL AND relation.relpersistence = 'p' AND relation.unlogged_partition IS NULL
+       AND NOT (relation.has_children AND relation.relkind = 'r') THEN
+        safe := true;
+        RETURN;
+    END IF;
+
+    safe := false;
+    IF index_name IS NULL THEN
+        SELECT pg_catalog.format('index %I is there, but %s', c.relname,
+                   CASE WHEN NOT (x.indisvalid AND x.indisready AND x.indislive) THEN 'it is not valid'
+                        WHEN NOT x.indisunique THEN 'it is not unique'
+                        WHEN NOT x.indimmediate THEN 'its constraint is deferrable: a repeat is found at COMMIT, after its effect'
+                        WHEN x.indpred IS NOT NULL THEN 'it is partial'
+                        WHEN x.indexprs IS NOT NULL THEN 'it is on expressions'
+                        ELSE pg_catalog.format('%s may be null, and nulls are never equal', pg_catalog.array_to_string(nullable, ', ')) END),
+               x.indisvalid AND x.indisready AND x.indislive AND x.indisunique AND x.indimmediate AND x.indpred IS NULL AND x.indexprs IS NULL
+          INTO near_miss, only_nulls
+          FROM pg_catalog.pg_index AS x JOIN pg_catalog.pg_class AS c ON c.oid = x.indexrelid
+         WHERE x.indrelid = relation.oid
+           -- Of an expression, the columns that it reads.
+           AND pg_catalog.array_remove((x.indkey::pg_catalog.int2[])[0:x.indnkeyatts - 1], 0::pg_catalog.int2) <@ wanted
+           AND (x.indexprs IS NULL OR NOT EXISTS (
+                SELECT FROM pg_catalog.pg_depend AS d
+                 WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid AND d.objid = x.indexrelid
+                   AND d.refobjid = relation.oid AND d.refobjsubid <> 0 AND d.refobjsubid <> ALL (wanted)))
+         ORDER BY x.indisunique DESC, x.indexprs IS NOT NULL, x.indisvalid DESC, x.indimmediate DESC, x.indpred IS NOT NULL, c.relname
+         LIMIT 1;
+        missing := COALESCE(near_miss, pg_catalog.format('no unique index on (%s)', listed));
+        ddl := pg_catalog.concat_ws(E'\n',
+            (SELECT pg_catalog.string_agg(pg_catalog.format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation.name, n.name), E'\n')
+               FROM pg_catalog.unnest(nullable) AS n (name)),
+            CASE WHEN only_nulls THEN NULL
+                 WHEN relation.relkind = 'p'
+                 THEN pg_catalog.format('CREATE UNIQUE INDEX ON %s (%s); -- the partition key must be among the columns', relation.name, listed)
+                 ELSE pg_catalog.format('CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s);', relation.name, listed) END);
+    ELSIF relation.relpersistence <> 'p' THEN
+        missing := CASE relation.relpersistence WHEN 'u' THEN 'the table is unlogged: a crash empties it'
+                                                ELSE 'the table is temporary' END;
+        ddl := CASE relation.relpersistence WHEN 'u' THEN pg_catalog.format('ALTER TABLE %s SET LOGGED;', relation.name) END;
+    ELSIF relation.unlogged_partition IS NOT NULL THEN
+        missing := pg_catalog.format('partition %s is not logged: a crash empties it', relation.unlogged_partition);
+        ddl := pg_catalog.format('ALTER TABLE %s SET LOGGED;', relation.unlogged_partition);
+    ELSE
+        missing := 'the table has children by inheritance, which its index does not cover';
+    END IF;
+END
+$function$;

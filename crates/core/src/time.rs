@@ -10,6 +10,9 @@ const US_PER_DAY: i64 = 86_400_000_000;
 /// Days of a month when an interval is turned into a span, as in PostgreSQL's `interval_cmp_value`.
 const DAYS_PER_MONTH: i64 = 30;
 
+/// The year 294277 (src/include/datatype/timestamp.h, `END_TIMESTAMP`).
+const END_OF_TIMESTAMPS: i64 = 9_223_371_331_200_000_000;
+
 impl Instant {
     /// Microseconds since 1970-01-01, the clock that fences count in.
     pub fn unix_us(self) -> i64 {
@@ -24,10 +27,21 @@ impl Instant {
         )
     }
 
-    /// This instant moved by `span`; stays at the end of time instead of wrapping.
+    /// This instant moved by `span`. What is infinite stays so, and what comes after all that a timestamp can say is
+    /// `infinity`.
     #[must_use]
     pub fn after(self, span: Span) -> Instant {
-        Instant(self.0.saturating_add(span.us))
+        self.later(span.us)
+    }
+
+    /// The same by a number of microseconds that is not negative.
+    #[must_use]
+    pub(crate) fn later(self, us: i64) -> Instant {
+        match self.0.saturating_add(us) {
+            _ if self.0 == i64::MIN => self,
+            END_OF_TIMESTAMPS.. => Instant(i64::MAX),
+            at => Instant(at),
+        }
     }
 
     /// How long ago `earlier` was; negative where the clock went backwards.

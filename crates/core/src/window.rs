@@ -154,8 +154,9 @@ pub fn prune(key: &FinishedKey, policy: &Policy, now: Instant) -> Prune {
 /// When a run is over that gave its last sign of life then. Signs are recorded at intervals of a sixteenth of the
 /// pause, so that much is added.
 pub fn run_over_at(last_seen_at: Instant, longest_pause: Span) -> Instant {
-    let slack_us = longest_pause.us() / SIGNS_PER_PAUSE;
-    Instant(last_seen_at.after(longest_pause).0.saturating_add(slack_us))
+    last_seen_at
+        .after(longest_pause)
+        .later(longest_pause.us() / SIGNS_PER_PAUSE)
 }
 
 /// Whether a sign of life is worth recording. A clock that stepped back says nothing.

@@ -70,5 +70,5 @@ BEGIN
 END $$;
 SELECT :key('mended', '{b,a}');
 -- Misuse.
-SELECT test.try(format('SELECT idem_natural_key(%s)', args)) FROM unnest(ARRAY['NULL, ''{a}''', '''test.credit'', NULL', '''test.credit'', ''{}''', '''test.credit'', ''{order_no,NULL}''', '''test.credit'', ''{no_such}''', '''test.credit'', ''{ctid}''',
+SELECT test.try(format('SELECT idem_natural_key(%s)', args)) FROM unnest(ARRAY['NULL, ''{a}''', '''test.credit'', NULL', '''test.credit'', ''{}''', '''test.credit'', ''{order_no,NULL}''', '''test.credit'', ''{{order_no}}''', '''test.credit'', ''{no_such}''', '''test.credit'', ''{ctid}''',
     '''pg_views'', ''{viewname}''', '''test.nulls'', ''{note}''']) AS args;

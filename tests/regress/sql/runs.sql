@@ -267,3 +267,6 @@ DROP SCHEMA regress_orchestrator CASCADE;
 SELECT idem_scope_revoke('l', 'regress_run_a'), idem_scope_revoke('l', 'regress_run_b');
 TRUNCATE idempotency.run, idempotency.run_sign, idempotency.event;
 DROP ROLE regress_run_member, regress_run_a, regress_run_b, regress_run_none;
+
+-- The ends of time: what is infinite stays so, and what no timestamp can say is infinite.
+SELECT seen_at, idempotency.run_over_at(seen_at, '1 day') AS over_at FROM unnest('{-infinity,infinity,294276-12-31 12:00+00}'::timestamptz[]) AS seen_at;
