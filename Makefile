@@ -6,7 +6,7 @@
 #   TESTS="a b"              only these files of a suite, without their suffix
 #   ACCEPT=1                 let regress/isolation results become the expected output
 #   MINUTES=1                how long `make chaos` goes on; CHAOS_SEED=… repeats a plan
-#   VERSIONS="15 17 18"      what `make matrix` runs on; also 16 and 17-assert; MATRIX_DIR=target/matrix keeps its systems
+#   VERSIONS="15 17 18"      what `make matrix` runs on; also 16 and 18-assert; MATRIX_DIR=target/matrix keeps its systems
 #   KEEP=1                   leave the cluster of `make demo` running
 #
 # The work is done by scripts/*.sh. Prerequisites: Debian 12 (or a relative of it), make, Rust 1.95 (rustup), and to

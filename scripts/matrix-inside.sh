@@ -14,8 +14,8 @@ PG16_DIR=/opt/postgres-16
 PG16_PACKAGE=pgserver==0.1.4
 PG16_SHA256=d595789b47624a3d963aa9aa6359da9be31beb7e61f1a45541953242068b8813
 
-# Debian's 17 again, with assertions and without optimising them away.
-ASSERT_DIR=/opt/postgres-17-assert
+# Debian's sources of the same version.
+ASSERT_DIR=/opt/postgres-assert
 
 install_packages() { DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"; }
 
@@ -34,17 +34,17 @@ get_postgres_16() {
     mv "$dir/unpacked" "$PG16_DIR"
 }
 
-build_postgres_17_assert() {
+build_with_assertions() {
     local dir=/opt/source part
     [[ ! -e $ASSERT_DIR/built ]] || return 0
-    say "building PostgreSQL 17 with assertions"
+    say "building PostgreSQL $PGVER with assertions"
     sed 's/^deb /deb-src /' /etc/apt/sources.list >/etc/apt/sources.list.d/source.list
     apt-get update -q
     install_packages dpkg-dev g++ bison flex perl libicu-dev libreadline-dev zlib1g-dev libipc-run-perl
     rm -rf "$dir"
     mkdir -p "$dir"
-    (cd "$dir" && apt-get source -q postgresql-17) >"$dir/log" 2>&1 || { cat "$dir/log" && die "there is no source"; }
-    cd "$dir"/postgresql-17-*/
+    (cd "$dir" && apt-get source -q "postgresql-$PGVER") >"$dir/log" 2>&1 || { cat "$dir/log" && die "there is no source"; }
+    cd "$dir/postgresql-$PGVER"-*/
     ./configure --quiet --prefix="$ASSERT_DIR" --enable-cassert --enable-debug --enable-tap-tests --with-icu CFLAGS='-O1 -g'
     for part in . contrib src/test/regress src/test/isolation src/test/perl; do
         make -s -j"$(nproc)" -C "$part" install >>"$dir/log" 2>&1 || { tail -n 60 "$dir/log" && die "$part was not built"; }
@@ -65,8 +65,8 @@ case $version in
         get_postgres_16
         PG_CONFIG=$(echo "$PG16_DIR"/*/pginstall/bin/pg_config)
         ;;
-    17-assert)
-        build_postgres_17_assert
+    *-assert)
+        build_with_assertions
         PG_CONFIG=$ASSERT_DIR/bin/pg_config
         ;;
 esac

@@ -3,7 +3,7 @@
 # folder made by mmdebstrap, entered by chroot. Ends with a table, and 'N passed, N failed'.
 #
 #   scripts/matrix.sh VERSION…      15 (Debian 12), 17 (Debian 13), 18 (sid); and, found or built by
-#                                   scripts/matrix-inside.sh, 16 and 17-assert (with assertions)
+#                                   scripts/matrix-inside.sh, 16, and 15-, 17- and 18-assert (with assertions)
 #   MATRIX_DIR=/some/folder         where the systems and builds are kept (target/matrix); remove it to begin anew
 #   MATRIX_SUITES="regress tap"     these suites only, of regress, isolation, chaos, tap; `build` compiles and no more
 #   TESTS, MINUTES, CHAOS_SEED      as in scripts/test.sh
@@ -17,10 +17,10 @@ MATRIX_SUITES=${MATRIX_SUITES:-regress isolation chaos tap}
 
 debian_of() {
     case $1 in
-        15) echo bookworm ;;
+        15 | 15-assert) echo bookworm ;;
         16 | 17 | 17-assert) echo trixie ;;
-        18) echo sid ;;
-        *) die "no Debian is known for PostgreSQL $1" "15, 16, 17, 17-assert and 18 are" ;;
+        18 | 18-assert) echo sid ;;
+        *) die "no Debian is known for PostgreSQL $1" "15, 16, 17, 18, 15-assert, 17-assert and 18-assert are" ;;
     esac
 }
 
