@@ -24,6 +24,7 @@ my $node = IdempotencyNode->start(preload => 1, conf => [
 		"log_statement = none", "idempotency.naptime = '100ms'", "max_connections = 30", "deadlock_timeout = '100ms'" ]);
 my $sql = sub { $node->safe_psql('app', $_[0]) };
 
+plan skip_all => 'this PostgreSQL is without amcheck' if $sql->(q{SELECT count(*) FROM pg_available_extensions WHERE name = 'amcheck'}) eq '0';
 effect_table($node, 'app');
 $sql->(q{CREATE EXTENSION amcheck; CREATE TABLE seen (key text, operation text, state "char");
 	SELECT idem_scope_set('local', effect_kind => 'local'), idem_scope_set('short', dedup_window => '1 ms')});

@@ -28,8 +28,9 @@ sub start
 
 	$node->start;
 	my $database = $option{database} // 'app';
-	$node->safe_psql('postgres', "CREATE DATABASE $database");
-	$node->safe_psql($database, 'CREATE EXTENSION idempotency')
+	# Whatever limits a test gives to everybody.
+	$node->safe_psql('postgres', "SET statement_timeout = 0;\nCREATE DATABASE $database");
+	$node->safe_psql($database, "SET statement_timeout = 0;\nCREATE EXTENSION idempotency")
 	  if $option{extension} // 1;
 	return $node;
 }
