@@ -34,7 +34,7 @@ my $keys = $ENV{MEMORY_KEYS} || 20_000;
 my $samples_max = 50;
 my $context_bytes_max = 32 * 1024;
 my $context_bytes_max_for_call = 0.1;
-my $rss_bytes_max = 256 * 1024;
+my $rss_bytes_max = 96 * 1024;
 my $rss_bytes_max_for_call = 0.5;
 my $bytes_max_for_key = 1024;
 

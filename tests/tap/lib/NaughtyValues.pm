@@ -199,12 +199,12 @@ sub sensible_value
 	return defined $parameter && $by_name{$parameter} ? $by_name{$parameter}->() : undef;
 }
 
-# Up to 100 MB, by type.
+# Up to 100 MB, and texts beyond the sizes that a copy with four bytes for each character can have.
 sub huge_values
 {
 	my ($type) = @_;
 	my %huge = (
-		text => [ "repeat('x', 100000000)", "repeat(E'\\u0001', 100000000)", "repeat(' ', 100000000)", "'SELECT to_jsonb(1) --' || repeat('x', 100000000)", "repeat('(', 1000000)" ],
+		text => [ "repeat('x', 100000000)", "repeat(E'\\u0001', 100000000)", "repeat(' ', 100000000)", "'SELECT to_jsonb(1) --' || repeat('x', 100000000)", "repeat('(', 1000000)", "repeat('x', 300000000)" ],
 		jsonb => [ "to_jsonb(repeat('x', 100000000))", "to_jsonb(repeat(E'\\u0001', 50000000))", '(SELECT jsonb_agg(g) FROM generate_series(1, 2000000) AS g)', q<(SELECT jsonb_object_agg(g, 'x') FROM generate_series(1, 500000) AS g)> ],
 		'text[]' => [ "array_fill(repeat('x', 1000000), ARRAY[100])", "ARRAY(SELECT 'k' || g FROM generate_series(1, 1000000) AS g)" ],
 		'jsonb[]' => [ "array_fill(to_jsonb(repeat('x', 1000000)), ARRAY[100])" ],
