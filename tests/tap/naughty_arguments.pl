@@ -334,6 +334,7 @@ sub start_script
 	for my $number (0 .. $#script)
 	{
 		my $statement = $script[$number];
+		$statement->{line} = 1 + ($text =~ tr/\n//);
 		$text .= $statement->{raw} && $statement->{sql} =~ /^\\/ ? "$statement->{sql}\n" : "$statement->{sql};\n";
 		$text .= "\\echo $number :SQLSTATE\n" if $statement->{judged};
 	}
@@ -369,7 +370,7 @@ sub end_script
 		$codes_of{ $statement->{function} }{$code}++;
 		my $is_view = $statement->{function} =~ /^idempotency\.\w+$/ && !$functions{ $statement->{function} };
 		next if $code eq '00000' || $statement->{codes}{$code} || ($is_view ? $code eq '42501' : $documented{$code}) || ($code eq '57014' && $statement->{waits});
-		my ($message) = $running->{err} =~ /((?:ERROR|FATAL|PANIC):  \Q$code\E: .*(?:\n(?:DETAIL|HINT|CONTEXT|LOCATION).*){0,4})/;
+		my ($message) = $running->{err} =~ /:$statement->{line}: ((?:ERROR|FATAL|PANIC):  \Q$code\E: .*(?:\n(?:DETAIL|HINT|CONTEXT|LOCATION).*){0,4})/;
 		# Once for each function and code.
 		next if $failed_before{"$statement->{function} $code"}++;
 		$failed->($number, "$code, which is documented nowhere: " . substr($message // '', 0, 1_000));
