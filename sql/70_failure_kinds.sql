@@ -115,6 +115,8 @@ CREATE FUNCTION @extschema@.idem_failure_kind(kind pg_catalog.text) RETURNS pg_c
     WITH asked AS (
         SELECT pg_catalog.translate(pg_catalog.lower(
                    pg_catalog.btrim(idem_failure_kind.kind, E' \t\r\n') COLLATE pg_catalog."C"), ' -:', '___') AS kind
+         -- Longer than any name: not for functions that make copies of it.
+         WHERE pg_catalog.octet_length(idem_failure_kind.kind) OPERATOR(pg_catalog.<=) 10000
     ), looked_for AS (
         SELECT a.kind, 1 AS place FROM asked AS a
         UNION ALL

@@ -477,3 +477,31 @@ BEGIN
     END IF;
 END
 $function$;
+
+-- Of a text of hundreds of megabytes it says unknown.
+CREATE OR REPLACE FUNCTION @extschema@.idem_failure_kind(kind pg_catalog.text) RETURNS pg_catalog.text
+    LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+    AS $$
+    WITH asked AS (
+        SELECT pg_catalog.translate(pg_catalog.lower(
+                   pg_catalog.btrim(idem_failure_kind.kind, E' \t\r\n') COLLATE pg_catalog."C"), ' -:', '___') AS kind
+         -- Longer than any name: not for functions that make copies of it.
+         WHERE pg_catalog.octet_length(idem_failure_kind.kind) OPERATOR(pg_catalog.<=) 10000
+    ), looked_for AS (
+        SELECT a.kind, 1 AS place FROM asked AS a
+        UNION ALL
+        SELECT pg_catalog.left(a.kind, 6) OPERATOR(pg_catalog.||) 'xx', 2 FROM asked AS a
+         WHERE a.kind OPERATOR(pg_catalog.~) '^http_[0-9]{3}$'
+        UNION ALL
+        SELECT pg_catalog.left(a.kind, 11), 2 FROM asked AS a
+         WHERE a.kind OPERATOR(pg_catalog.~) '^sqlstate_[0-9a-z]{5}$'
+    )
+    SELECT COALESCE((
+        SELECT k.verdict
+          FROM looked_for AS l
+          JOIN idempotency.failure_kinds AS k
+            ON pg_catalog.translate(pg_catalog.lower(pg_catalog.btrim(k.kind, E' \t\r\n')), ' -:', '___')
+               OPERATOR(pg_catalog.=) l.kind
+         ORDER BY l.place, k.verdict COLLATE pg_catalog."C" DESC
+         LIMIT 1), 'unknown')
+    $$;

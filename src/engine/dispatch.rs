@@ -177,24 +177,36 @@ impl Look<'_> {
         Ok(())
     }
 
-    /// Goes on where the last look ended, so that ordering keys behind many others, and behind busy ones, are reached.
+    /// Goes on where the last look ended, so that ordering keys behind many others, and behind busy ones, are reached; from
+    /// their end to their beginning, until each was looked at once.
     fn ordered(&mut self, scope: &Rc<Scope>) -> Result<(), Error> {
         let destination = &self.request.destination;
         let place = (scope.id(), destination.clone());
-        let mut from = PLACES.with_borrow_mut(|places| places.remove(&place));
+        let start = PLACES.with_borrow_mut(|places| places.remove(&place));
+        let mut from = start.clone();
+        let mut begins_anew = start.is_some();
         let mut looked_at: usize = 0;
         while !self.is_full() && looked_at < ORDERING_KEYS_MAX {
             let page = self
                 .messages
                 .heads(scope.id(), destination, from.as_deref(), PAGE_ROWS);
             if page.is_empty() {
-                return Ok(());
+                if !begins_anew {
+                    return Ok(());
+                }
+                begins_anew = false;
+                from = None;
+                continue;
             }
             let now = server::now();
             for (ordering_key, candidate) in page {
                 server::check_for_interrupts();
                 if self.is_full() {
                     break;
+                }
+                let was_looked_at = |start: &String| !begins_anew && ordering_key > *start;
+                if start.as_ref().is_some_and(was_looked_at) {
+                    return Ok(());
                 }
                 looked_at += 1;
                 from = Some(ordering_key);

@@ -79,3 +79,6 @@ DROP ROLE regress_idem_asks;
 SELECT fence FROM idem_claim('payment', lease => '1 minute') \gset
 SELECT idem_fail('payment', idem_failure_kind('http:502'), 'http:502', fence => :fence);
 SELECT state, reason FROM idem_peek('payment');
+
+-- However long: no copies are made of it.
+SELECT idem_failure_kind(repeat('x', 300000000)), idem_failure_kind('connection_refused' || repeat(' ', 20000) || 'but not so');

@@ -108,3 +108,20 @@ SELECT count(idem_enqueue('blocked ' || n, 'block', '1', scope => 's', ordering_
 SELECT count(idem_enqueue('unblocked ' || n, 'block', '1', scope => 's', ordering_key => CASE WHEN n = 1 THEN 'p' END)) FROM generate_series(1, 2) AS n;
 SELECT test.next('block', 3);
 SELECT test.next('block', 3);
+-- A session that dispatches again looks at all ordering keys, also those before the one that it took last.
+SELECT count(idem_enqueue('turn ' || n, 'turns', '1', scope => 's', ordering_key => CASE WHEN n % 2 = 0 THEN 'a' ELSE 'b' END)) FROM generate_series(1, 6) AS n;
+TRUNCATE test.order_sent;
+CREATE PROCEDURE test.turns() LANGUAGE plpgsql AS $$
+DECLARE d record; BEGIN
+    FOR n IN 1..7 LOOP
+        SELECT * INTO d FROM idem_dispatch('turns', 1, '1 hour');
+        COMMIT;
+        INSERT INTO test.order_sent (key) VALUES (coalesce(d.key, 'nothing'));
+        EXIT WHEN d.key IS NULL;
+        PERFORM idem_complete(d.key, '1', d.scope, d.fence);
+        COMMIT;
+    END LOOP;
+END
+$$;
+CALL test.turns();
+SELECT string_agg(key, ', ' ORDER BY n) AS taken FROM test.order_sent;
