@@ -11,17 +11,17 @@ fi
 begin instructions 'Instructions per operation, counted by callgrind'
 UNIT='instructions'
 kinds=(
-    'the loop and its COMMIT|NULL'
-    'SELECT by primary key in a function|decision FROM bare_answer(''old-'' || n)'
-    'idem_claim, replay|decision FROM idem_claim(''old-'' || n)'
-    'idem_claim with arguments, replay|decision FROM idem_claim(''old-'' || n, jsonb_build_object(''order'', n, ''amount'', 5))'
-    'bare effect|bare_credit(n, 5)'
-    '2 one PL/pgSQL function|function_credit(''count-'' || n + turn, n, 5)'
-    '4 advisory lock and table|advisory_credit(''count-'' || n + turn, n, 5)'
-    'ours: one function|ours_credit(''count-'' || n + turn, n, 5)'
-    'ours: one function, no arguments|ours_credit_plain(''count-p-'' || n + turn, n, 5)'
-    'ours: claim + complete, no effect|ours_record(''count-r-'' || n + turn, ''{"credited": 5}'')'
-    'ours: leased claim|decision FROM idem_claim(''count-l-'' || n + turn, lease => ''1 minute'')'
+    "the loop and its COMMIT|NULL"
+    "SELECT by primary key in a function|decision FROM bare_answer('old-' || n)"
+    "idem_claim, replay|decision FROM idem_claim('old-' || n)"
+    "idem_claim with arguments, replay|decision FROM idem_claim('old-' || n, jsonb_build_object('order', n, 'amount', 5))"
+    "bare effect|bare_credit(n, 5)"
+    "2 one PL/pgSQL function|function_credit('count-' || n + turn, n, 5)"
+    "4 advisory lock and table|advisory_credit('count-' || n + turn, n, 5)"
+    "ours: one function|ours_credit('count-' || n + turn, n, 5)"
+    "ours: one function, no arguments|ours_credit_plain('count-p-' || n + turn, n, 5)"
+    "ours: claim + complete, no effect|ours_record('count-r-' || n + turn, '{\"credited\": 5}')"
+    "ours: leased claim|decision FROM idem_claim('count-l-' || n + turn, lease => '1 minute')"
 )
 for kind in "${!kinds[@]}"; do
     LABELS+=("${kinds[kind]%%|*}")
