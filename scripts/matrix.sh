@@ -87,8 +87,11 @@ in_system() {
 number_of() { sed -nE "s/^[0-9].*\\b([0-9]+) $1\\b.*|^([0-9]+) $1\\b.*/\\1\\2/p" "$2" | tail -n 1; }
 
 run_version() {
-    local version=$1 log=$MATRIX_DIR/$1/log start=$SECONDS status=0 suites
+    local version=$1 log=$MATRIX_DIR/$1/log start=$SECONDS status=0 suites lock
     read -ra suites <<<"$MATRIX_SUITES"
+    mkdir -p "$MATRIX_DIR/$version"
+    exec {lock}>"$MATRIX_DIR/$version/lock"
+    flock -n "$lock" || die "somebody is at work in $MATRIX_DIR/$version"
     make_system "$version"
     lend_to_system "$version"
     say "PostgreSQL $version: $MATRIX_SUITES"
