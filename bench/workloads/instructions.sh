@@ -14,7 +14,7 @@ kinds=(
     "the loop and its COMMIT|NULL"
     "SELECT by primary key in a function|decision FROM bare_answer('old-' || n)"
     "idem_claim, replay|decision FROM idem_claim('old-' || n)"
-    "idem_claim with arguments, replay|decision FROM idem_claim('old-' || n, jsonb_build_object('order', n, 'amount', 5))"
+    "idem_claim with arguments, replay|decision FROM idem_claim('args-' || n, jsonb_build_object('order', n, 'amount', 5))"
     "bare effect|bare_credit(n, 5)"
     "2 one PL/pgSQL function|function_credit('count-' || n + turn, n, 5)"
     "4 advisory lock and table|advisory_credit('count-' || n + turn, n, 5)"
