@@ -43,6 +43,8 @@ for kind in "${!kinds[@]}"; do
         valgrind --tool=callgrind --collect-atstart=no --toggle-collect=ExecuteCallStmt --callgrind-out-file='$CLUSTER_DIR/callgrind.$kind' \
             '$PG_BINDIR/postgres' --single -D '$CLUSTER_DIR/data' -c synchronous_commit=off bench" >"$RESULTS/callgrind.log" 2>&1 ||
         { cat "$RESULTS/callgrind.log" >&2 && die "callgrind failed"; }
+    # For callgrind_annotate.
+    cp "$CLUSTER_DIR/callgrind.$kind" "$RESULTS/callgrind.$kind"
     record "${LABELS[kind]}" 1 "$(awk -v turns="$TURNS" '/^(summary|totals):/ { printf "%.0f", $2 / turns; exit }' "$CLUSTER_DIR/callgrind.$kind")"
 done
 cluster_start
