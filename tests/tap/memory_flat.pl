@@ -30,10 +30,11 @@ my $sweeps = $ENV{MEMORY_SWEEPS} || int($calls / 20);
 my $visits = $ENV{MEMORY_VISITS} || int($calls / 40);
 my $keys = $ENV{MEMORY_KEYS} || 20_000;
 
-# After the warm-up, the first two fifths of the calls. Contexts grow by what the sampling itself caches, RssAnon by a step of
-# malloc, which takes 128 kB at a time.
+# After the warm-up, the first two fifths of the calls. Contexts grow by what the sampling itself caches, and once, at any
+# moment, by up to 86 kB of caches (seen on 18; none in 100,000 calls after it), RssAnon by a step of malloc, which takes
+# 128 kB at a time. A leak of 32 bytes a call exceeds both.
 my $samples_max = 50;
-my $context_bytes_max = 32 * 1024;
+my $context_bytes_max = 128 * 1024;
 my $context_bytes_max_for_call = 0.1;
 my $rss_bytes_max = 160 * 1024;
 my $rss_bytes_max_for_call = 0.5;
