@@ -101,20 +101,7 @@ agree($origin, 'app', 'origin');
 $holder->quit;
 
 # The clients go on at the copy: what it has replays, and the rest executes once.
-# In batches: a transaction holds only so many keys.
-my $again = sub {
-	my @left = @_;
-	my ($all, $replayed) = (0, 0);
-
-	while (my @some = splice @left, 0, 1000)
-	{
-		my $keys = join(', ', map { "('$_')" } @some);
-		my ($n, $r) = split /\|/, $here->("SELECT count(*), count(*) FILTER (WHERE o.replayed) FROM (VALUES $keys) AS k (key), LATERAL idem_once(k.key, format(\$\$" . effect_statement('%L', 'default') . "\$\$, k.key)) AS o");
-		$all += $n;
-		$replayed += $r;
-	}
-	return "$all|$replayed";
-};
+my $again = sub { once_again($here, @_) };
 my @once = grep { /^once / } sort keys %{ $told->{completed} };
 my $had = grep { exists $records->{$_} } @once;
 is($again->(@once), @once . "|$had", 'the clients go on at the copy: what it has replays, the rest executes');

@@ -160,7 +160,7 @@ for my $case ([ 'by_name', $named ], [ 'by_time', $timed ])
 	until_true($node, 'app', q{SELECT state = 'unknown' FROM idem_peek('beat')}, "$name: the worker ends leases");
 	until_true($node, 'app', q{SELECT NOT EXISTS (SELECT FROM idempotency.outcome WHERE key = 'short')}, "$name: and prunes");
 	my @once = grep { /^once / } sort keys %{ $told->{completed} };
-	my $again = sub { $here->('SELECT count(*), count(*) FILTER (WHERE o.replayed) FROM (VALUES ' . join(', ', map { "('$_')" } @once) . ') AS k (key), LATERAL idem_once(k.key, format($$' . effect_statement('%L', 'default') . '$$, k.key)) AS o') };
+	my $again = sub { once_again($here, @once) };
 	my $had = grep { exists $records->{$_} } @once;
 	is($again->(), @once . "|$had", "$name: the clients go on: what is there replays, the rest executes");
 	is($again->(), @once . '|' . @once, "$name: once");

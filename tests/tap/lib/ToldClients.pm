@@ -28,7 +28,7 @@ use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(records_of claims_of agree);
+our @EXPORT = qw(records_of claims_of once_again agree);
 
 # The scope of a key, by its kind.
 my %SCOPE = (once => 'default', local => 'local', outside => 'default');
@@ -155,6 +155,23 @@ sub claims_of
 		}
 	}
 	return \%answers;
+}
+
+# Does each of these keys with idem_once: how many that were, and how many of them were told what had been done.
+sub once_again
+{
+	my ($sql, @keys) = @_;
+	my ($all, $replayed) = (0, 0);
+
+	# No transaction may claim more than 2,000.
+	while (my @part = splice @keys, 0, 1000)
+	{
+		my $list = join ', ', map { "('$_')" } @part;
+		my ($n, $r) = split /\|/, $sql->("SELECT count(*), count(*) FILTER (WHERE o.replayed) FROM (VALUES $list) AS k (key), LATERAL idem_once(k.key, format(\$\$" . effect_statement('%L', 'default') . "\$\$, k.key)) AS o");
+		$all += $n;
+		$replayed += $r;
+	}
+	return "$all|$replayed";
 }
 
 # Effect inside and record are there together, or neither; one test. Effects outside are not looked at.
