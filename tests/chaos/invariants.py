@@ -136,7 +136,8 @@ def says_otherwise(step: Step, key: str) -> bool:
     if step.what == "once":
         return step.sqlstate in ("ID002", "ID005")
     row = row_of(step, key)
-    return row is not None and row["decision"] not in ("replay", "rejected")
+    # Of a key that its run alone still keeps, a claim beside another one is told in_progress: nothing is executed by that.
+    return row is not None and row["decision"] not in ("replay", "rejected", "in_progress")
 
 
 def row_of(step: Step, key: str) -> Row | None:
