@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from families import BOX, FAMILIES, RUN, SHORT, family_of
+from families import BOX, FAMILIES, RUN, SHORT, family_of, run_of
 from history import Grant, History, Said, Step
 from modes import Mode
 from timeline import Row, Timeline
@@ -125,6 +125,8 @@ def not_forgotten(world: World) -> Iterable[str]:
                     continue
                 if not world.mode.clock_jumps and step.called_at > until:
                     break
+                if row and is_told_to_wait(world, step, key, row["at"]):
+                    continue
                 if not says_otherwise(step, key) or (family_of(key).is_outside and timeline.crash_between(one.step.over, step.over)):
                     continue
                 if timeline.clock_before(claimed_at_of(step, key), begun, step.over) < until:
@@ -136,8 +138,16 @@ def says_otherwise(step: Step, key: str) -> bool:
     if step.what == "once":
         return step.sqlstate in ("ID002", "ID005")
     row = row_of(step, key)
-    # Of a key that its run alone still keeps, a claim beside another one is told in_progress: nothing is executed by that.
-    return row is not None and row["decision"] not in ("replay", "rejected", "in_progress")
+    return row is not None and row["decision"] not in ("replay", "rejected")
+
+
+def is_told_to_wait(world: World, step: Step, key: str, finished_at: int) -> bool:
+    """Of a key whose own window is over, and which its run alone keeps, who does not get the lock is told `in_progress`: whoever
+    has it may have seen the run ended. Nothing is executed by that answer."""
+    row = row_of(step, key)
+    waits = step.sqlstate == "ID002" or (row is not None and row.get("decision") == "in_progress")
+    own_window_ends = finished_at + family_of(key).window_us
+    return waits and run_of(key) is not None and (world.mode.clock_jumps or step.over_at >= own_window_ends)
 
 
 def row_of(step: Step, key: str) -> Row | None:

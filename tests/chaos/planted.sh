@@ -10,7 +10,7 @@ pg_resolve
 
 SECONDS_EACH=${CHAOS_SECONDS:-30}
 # Which invariant must turn red: its number in tests/chaos/README.md.
-declare -A found_by=([no_lock]=8 [no_fence]=7 [two_transactions]=1)
+declare -A found_by=([no_lock]=8 [no_fence]=7 [two_transactions]=1 [denied]=5)
 
 work=$(pg_tmpdir)
 trap 'rm -rf "$work"' EXIT
@@ -65,7 +65,7 @@ patched() { # patched NAME
     chaos "$1" "$work/tree" "$work/root$PG_BINDIR/pg_config"
 }
 
-(($# > 0)) || set -- two_transactions no_lock no_fence
+(($# > 0)) || set -- two_transactions no_lock no_fence denied
 for name in "$@"; do
     case $name in
         two_transactions) scripts/install.sh && CHAOS_PLANT=two-transactions chaos "$name" "$ROOT" "$PG_CONFIG" ;;

@@ -206,10 +206,11 @@ def main() -> None:
     stuck = drain.run(before.keys)
     late = drain.come_late(before.grants)
     ledger, records, orders = look()
+    looked = time.monotonic()
     server.stop()
 
     history = History(place / "journal")
-    world = World(mode, history, Timeline(history, ledger, mode), records, orders,
+    world = World(mode, history, Timeline(history, ledger, mode, looked), records, orders,
                   Provider(place / "provider", False).all(), stuck, late, clients.complaints + faults_in(server.log_lines()))
     print(f"# {mode.name}: {len(history.steps)} requests on {len(history.keys)} keys by {clients.lives()} clients, "
           f"{len(ledger)} effects inside, {sum(map(len, world.provider.values()))} outside, {len(history.crashes)} crashes, which "

@@ -11,10 +11,11 @@ Row = dict[str, Any]
 
 
 class Timeline:
-    def __init__(self, history: History, ledger: list[Row], mode: Mode) -> None:
+    def __init__(self, history: History, ledger: list[Row], mode: Mode, looked: float) -> None:
+        """`looked`: the moment after which nobody read the tables any more. A sweep may have pruned until then."""
         self._history = history
         self._mode = mode
-        self._last = max(step.over for step in history.steps if step.over != NEVER)
+        self._last = max(looked, *(step.over for step in history.steps if step.over != NEVER))
         first = history.steps[0]
         self._epoch_us = first.called_at - int(first.called * 1_000_000)
         self.step_of_op = {(step.key, step.asked["op"]): step
@@ -68,9 +69,10 @@ class Timeline:
             run = begin.asked["run"]
             over = min((end.called_at for end in ends if end.asked["run"] == run and end.over >= begin.called),
                        default=1 << 62)
-            crash = min((crash.called_at for crash in self._history.crashes if crash.over >= begin.called), default=1 << 62)
-            if self._mode.may_forget and crash < over:
-                lives[run].append((begin.over_at, crash, False))
+            if self.may_be_forgotten(begin):
+                # Its end, too, where that came before the crash.
+                crash = min(crash.called_at for crash in self._history.crashes if crash.over >= begin.over)
+                lives[run].append((begin.over_at, min(over, crash), False))
             else:
                 lives[run].append((begin.over_at, over, over < 1 << 62))
         return {run: sorted(found) for run, found in lives.items()} | {f"run-{n}": [] for n in range(9) if f"run-{n}" not in lives}
