@@ -173,7 +173,7 @@ fn prune_scope(
         terms.limit,
     );
     let reached_end = due.len() < terms.limit;
-    // In every batch: the one before may have been rolled back.
+    // Written in the first batch of a pass; the others find it there.
     let until = move_horizon(scope, until, !due.is_empty(), now)?;
     scopes.until.insert(scope.id(), until);
     due.retain(|candidate| candidate.at.finished_at <= until);
