@@ -38,8 +38,10 @@ for mode in "${modes[@]}"; do
     # shellcheck disable=SC2119
     cluster_create
     cp -r tests/chaos "$CLUSTER_DIR/program"
+    cc -O2 -shared -fPIC -o "$CLUSTER_DIR/program/clock.so" tests/clock/clock.c
     ((EUID != 0)) || chown -R postgres: "$CLUSTER_DIR/program"
-    as_pg env PYTHONDONTWRITEBYTECODE=1 PG_BINDIR="$PG_BINDIR" "$python" "$CLUSTER_DIR/program/run.py" "$CLUSTER_DIR" "$CLUSTER_DIR/chaos" \
+    as_pg env PYTHONDONTWRITEBYTECODE=1 PG_BINDIR="$PG_BINDIR" CLOCK_LIBRARY="$CLUSTER_DIR/program/clock.so" \
+        "$python" "$CLUSTER_DIR/program/run.py" "$CLUSTER_DIR" "$CLUSTER_DIR/chaos" \
         "$mode" "$seed" $((seconds / ${#modes[@]})) ${CHAOS_PLANT:+"$CHAOS_PLANT"} || status=1
     keep "$mode"
     cluster_destroy

@@ -56,8 +56,11 @@ need_demo() { need python3-psycopg has_psycopg; }
 # What tests/tap/lib/Browser.pm looks for.
 has_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 
-# What tests/tap/lib/IdempotencyClock.pm and tests/chaos/server.py look for.
-has_libfaketime() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1' || [[ -e /usr/lib/faketime/libfaketime.so.1 ]]; }
+# What tests/clock is made with, and what spin makes.
+need_cc() {
+    need gcc command -v cc
+    need libc6-dev test -f /usr/include/stdio.h
+}
 
 need_tap() {
     need libipc-run-perl perl -MIPC::Run -e1
@@ -66,7 +69,7 @@ need_tap() {
     need chromium has_chromium
     need prometheus-postgres-exporter command -v prometheus-postgres-exporter
     need pgbouncer command -v pgbouncer
-    need faketime has_libfaketime
+    need_cc
 }
 
 need_bench() {
@@ -78,20 +81,18 @@ need_fuzz() { need g++ command -v g++; }
 
 need_chaos() {
     need_demo
-    need faketime has_libfaketime
+    need_cc
 }
 
 need_model() {
     need spin command -v spin
-    need gcc command -v gcc
-    need libc6-dev test -f /usr/include/stdio.h
+    need_cc
 }
 
 # What a chroot of another Debian is made with; the rest is installed in there.
 need_matrix() {
     need mmdebstrap command -v mmdebstrap
-    need gcc command -v gcc
-    need libc6-dev test -f /usr/include/stdio.h
+    need_cc
 }
 
 need_lint() {

@@ -13,15 +13,15 @@ class Mode:
     settings: tuple[str, ...]
 
 
+WITH_WORKER = ("shared_preload_libraries = 'idempotency'", "idempotency.naptime = '100ms'")
+
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("sync", False, False,
-             ("synchronous_commit = on", "shared_preload_libraries = 'idempotency'", "idempotency.naptime = '100ms'")),
+        Mode("sync", False, False, ("synchronous_commit = on", *WITH_WORKER)),
         # A slow WAL writer, so that a crash forgets much.
         Mode("async", True, False, ("synchronous_commit = off", "wal_writer_delay = '2s'")),
-        # Before PostgreSQL 16 libfaketime does not move the worker's clock: sessions sweep.
-        Mode("clock", False, True, ("synchronous_commit = on",)),
+        Mode("clock", False, True, ("synchronous_commit = on", *WITH_WORKER)),
     )
 }
 

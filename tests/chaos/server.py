@@ -1,7 +1,7 @@
 """The server under test: started, crashed, killed in part, its clock moved. The cluster itself is scripts/cluster.sh's."""
 
-import glob
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,6 +17,8 @@ class Server:
         self._data = cluster / "data"
         self._log = cluster / "server.log"
         self._clock = clock
+        # Backends that were killed on purpose.
+        self.killed: set[int] = set()
 
     def configure(self, settings: tuple[str, ...]) -> None:
         with open(self._data / "postgresql.conf", "a", encoding="utf-8") as file:
@@ -48,20 +50,23 @@ class Server:
 
     def kill_one(self, choice: int) -> None:
         """Kills a backend. The server notices, ends every other session, and recovers; then this returns."""
-        with psycopg.connect(application_name="driver") as witness:
-            pids = self.backends()
-            if not pids:
-                return
-            os.kill(pids[choice % len(pids)], signal.SIGKILL)
-            deadline = time.monotonic() + START_SECONDS_MAX
-            try:
-                while time.monotonic() < deadline:
-                    witness.execute("SELECT")
-                    time.sleep(0.01)
-            except psycopg.OperationalError:
-                self._until_it_answers(deadline)
+        pids = self.backends()
+        if not pids:
+            return
+        victim = pids[choice % len(pids)]
+        self.killed.add(victim)
+        deadline = time.monotonic() + START_SECONDS_MAX
+        try:
+            os.kill(victim, signal.SIGKILL)
+            # Until the postmaster has reaped it. From then on it turns connections away until it has recovered.
+            while time.monotonic() < deadline:
+                os.kill(victim, 0)
+                time.sleep(0.001)
+        except ProcessLookupError:
+            self.until_it_answers()
 
-    def _until_it_answers(self, deadline: float) -> None:
+    def until_it_answers(self) -> None:
+        deadline = time.monotonic() + START_SECONDS_MAX
         while True:
             try:
                 psycopg.connect(application_name="driver").close()
@@ -71,8 +76,13 @@ class Server:
                     raise
                 time.sleep(0.02)
 
-    def log_lines(self) -> list[str]:
-        return self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+    def faults(self) -> list[str]:
+        """What no server log of a run may show: errors of its own, and the end of a process that was not killed here."""
+        sign = re.compile(r" XX000 +(ERROR|FATAL|WARNING):|PANIC: |TRAP: |stack backtrace|terminated by signal")
+        on_purpose = re.compile(r"\(PID (\d+)\) was terminated by signal 9\b")
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if sign.search(line)
+                and not ((found := on_purpose.search(line)) and int(found[1]) in self.killed)]
 
     def _pg_ctl(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         subprocess.run([f"{os.environ['PG_BINDIR']}/pg_ctl", "-s", "-w", "-t", str(START_SECONDS_MAX),
@@ -80,7 +90,7 @@ class Server:
 
 
 class Clock:
-    """libfaketime in front of the server, and the file that says how far its clock is off."""
+    """tests/clock/clock.c in front of the server, and the file that says how far its clock is off."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "clock"
@@ -88,17 +98,8 @@ class Clock:
 
     def set(self, seconds: int) -> None:
         new = self._file.with_suffix(".new")
-        new.write_text(f"{seconds:+d}\n", encoding="ascii")
+        new.write_text(f"{seconds * 1_000_000}\n", encoding="ascii")
         new.rename(self._file)
 
     def environment(self) -> dict[str, str]:
-        return {"LD_PRELOAD": libfaketime(), "FAKETIME_TIMESTAMP_FILE": str(self._file), "FAKETIME_NO_CACHE": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
-
-
-def libfaketime() -> str:
-    named = os.environ.get("LIBFAKETIME")
-    found = [named] if named else glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
-    if not found:
-        raise SystemExit("libfaketime is not here: apt-get install faketime")
-    return found[0]
+        return {"LD_PRELOAD": os.environ["CLOCK_LIBRARY"], "CLOCK_FILE": str(self._file)}

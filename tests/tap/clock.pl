@@ -1,6 +1,4 @@
 # The server's clock jumps, back and forth, by hours: an operator's correction, a virtual machine that was paused.
-# Needs libfaketime (Debian package faketime), and is skipped without it. Before PostgreSQL 16 the postmaster forks workers
-# in a signal handler, where libfaketime does not move their clock: there a session sweeps in place of the worker.
 #
 # Clocks decide when a lease or a window ends, and nothing else. Claims, and what would turn them red:
 # - A jump back cuts no lease short, prunes nothing and replays what is finished: unsigned arithmetic, or an age below
@@ -15,42 +13,26 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/lib";
+use IdempotencyClock;
 use IdempotencyNode;
 use IdempotencySession;
 use IdempotencyTools;
-use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(time);
 
-my ($library) = grep { -e } $ENV{LIBFAKETIME} // (), glob('/usr/lib/*/faketime/libfaketime.so.1'), '/usr/lib/faketime/libfaketime.so.1';
-plan skip_all => 'libfaketime is not here: apt-get install faketime lets these run' unless $library;
+plan skip_all => IdempotencyClock->missing if IdempotencyClock->missing;
 
-my $offset_file = PostgreSQL::Test::Utils::tempdir() . '/offset';
-my $node = IdempotencyNode->make(preload => 1, conf => [ "log_statement = none", "idempotency.naptime = '100ms'" ]);
-my $worker_moves = $node->pg_version >= 16;
-$node->append_conf('postgresql.conf', 'idempotency.worker = off') unless $worker_moves;
+my $clock = IdempotencyClock->new;
+my $node = $clock->start(IdempotencyNode->make(preload => 1, conf => [ "log_statement = none", "idempotency.naptime = '100ms'" ]));
 
 # Sets the server's clock to so many hours from now.
 sub clock_is
 {
 	my ($hours) = @_;
-	my $new = "$offset_file.new";
 
-	unlink $new;
-	append_to_file($new, sprintf("%+d\n", $hours * 3600));
-	rename $new, $offset_file or die "could not set the clock: $!";
-	return;
+	return $clock->set(time + $hours * 3600);
 }
 
-clock_is(0);
-{
-	# For the server alone.
-	local $ENV{LD_PRELOAD} = $library;
-	local $ENV{FAKETIME_TIMESTAMP_FILE} = $offset_file;
-	local $ENV{FAKETIME_NO_CACHE} = 1;
-	local $ENV{FAKETIME_DONT_FAKE_MONOTONIC} = 1;
-	local $ENV{DONT_FAKE_MONOTONIC} = 1;
-	$node->start;
-}
 $node->safe_psql('postgres', 'CREATE DATABASE app');
 $node->safe_psql('app', 'CREATE EXTENSION idempotency');
 my $sql = sub { $node->safe_psql('app', $_[0]) };
@@ -58,9 +40,9 @@ my $hours = sub { $sql->("SELECT round(extract(epoch FROM clock_timestamp()) / 3
 my $start = time / 3600;
 
 clock_is(2);
-plan skip_all => 'libfaketime does not move this server\'s clock' unless $hours->($start) == 2;
+is($hours->($start), 2, 'the clock moves');
 clock_is(0);
-is($hours->($start), 0, 'the clock moves, and is right');
+is($hours->($start), 0, 'and is right');
 
 sub peek
 {
@@ -69,20 +51,12 @@ sub peek
 	return $sql->("SELECT $columns FROM idem_peek('$key')");
 }
 
-# Polls until a sweep has done it: the worker's, or one of our own.
-sub swept
-{
-	my ($name, $done) = @_;
-
-	return within(20, $name, sub { $sql->('CALL idempotency.sweep()') unless $worker_moves; $done->() });
-}
-
 sub ends_a_lease
 {
 	my ($name) = @_;
 
 	$sql->("SELECT idem_claim('$name', lease => '200ms')");
-	return swept("$name: a sweep ends a lease", sub { peek($name, 'state') eq 'unknown' });
+	return within(20, "$name: the worker ends a lease", sub { peek($name, 'state') eq 'unknown' });
 }
 
 # --- back -----------------------------------------------------------------------------------------------------------
@@ -107,7 +81,7 @@ for my $key ('failed', 'declared')
 is(sqlstate_of($node, 'app', "SELECT idem_complete('declared', '2', fence => $fence{declared})"), 'ID003', 'back: the fence before it is lost');
 ends_a_lease('back');
 is($sql->(q{SELECT count(*) FROM idempotency.outcome WHERE key = 'done'}), 2, 'back: nothing was pruned meanwhile');
-like($sql->(q{SELECT worker, last_error IS NULL FROM idem_status()}), $worker_moves ? qr/^running\|t$/ : qr/^off/, 'back: the worker is well');
+is($sql->(q{SELECT worker, last_error IS NULL FROM idem_status()}), 'running|t', 'back: the worker is well');
 # A new lease has its length, by the clock there is.
 is($sql->(q{SELECT lease_expires_at - claimed_at FROM idem_claim('new', lease => '10 minutes')}), '00:10:00', 'back: a new lease has its full length');
 is($sql->(q{SELECT idem_renew('new', '30 minutes', fence => fence) - clock_timestamp() > interval '29 minutes' FROM idem_peek('new')}), 't', 'back: so has a renewal');
@@ -116,11 +90,11 @@ my $fence_new = peek('new', 'fence');
 # --- and forth ------------------------------------------------------------------------------------------------------
 
 clock_is(0);
-swept('forth: leases that ended by the clock are ended', sub { peek('new', 'state') eq 'unknown' });
+within(20, 'forth: leases that ended by the clock are ended', sub { peek('new', 'state') eq 'unknown' });
 is($sql->(q{SELECT decision FROM idem_claim('held', lease => '1h')}), 'in_progress', 'forth: a lease that has not ended is held');
 clock_is(5);
-swept('ahead: so are the others', sub { peek('held', 'state') eq 'unknown' });
-swept('ahead: and what is past its window is pruned', sub { $sql->(q{SELECT count(*) FROM idempotency.outcome WHERE key = 'done'}) eq '1' });
+within(20, 'ahead: so are the others', sub { peek('held', 'state') eq 'unknown' });
+within(20, 'ahead: and what is past its window is pruned', sub { $sql->(q{SELECT count(*) FROM idempotency.outcome WHERE key = 'done'}) eq '1' });
 ends_a_lease('ahead');
 my $ahead = $sql->(q{SELECT fence FROM idem_claim('taken', lease => '1h')});
 $sql->("SELECT idem_fail('taken', 'not_applied', fence => $ahead)");
@@ -149,24 +123,20 @@ $waiter->forget;
 clock_is(0);
 
 # A busy visit that the clock jumps back under.
-SKIP:
-{
-	skip 'the worker does not see these jumps before PostgreSQL 16', 3 unless $worker_moves;
-	$node->safe_psql('postgres', 'CREATE DATABASE busy');
-	# Slow by work: a pg_sleep is measured by the clock that jumps, and would last for hours.
-	$node->safe_psql('busy', q{CREATE EXTENSION idempotency;
-		CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM count(*) FROM generate_series(1, 5000); RETURN OLD; END';
-		CREATE TRIGGER slowly BEFORE DELETE ON idempotency.outcome FOR EACH ROW EXECUTE FUNCTION slowly();
-		INSERT INTO idempotency.outcome (digest, finished_at, fence, scope_id, attempt, args_rule, state, key)
-		SELECT gen_random_uuid(), now() - interval '60 days', n, 0, 1, 0, 'c', 'old-' || n FROM generate_series(1, 40000) AS n});
-	until_true($node, 'postgres', q{SELECT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency worker' AND datname = 'busy')}, 'a sweeper is at work');
-	clock_is(-2);
-	my $error;
-	my $took = seconds_of(sub { $error = error_of($node, 'postgres', 'DROP DATABASE busy') });
-	is($error, '', 'DROP DATABASE succeeds while the clock jumps back under a busy sweeper');
-	cmp_ok($took, '<', 15, sprintf('in less than 15 s (%.1f s)', $took));
-	$node->safe_psql('postgres', 'DROP DATABASE IF EXISTS busy WITH (FORCE)');
-}
+$node->safe_psql('postgres', 'CREATE DATABASE busy');
+# Slow by work: a pg_sleep is measured by the clock that jumps, and would last for hours.
+$node->safe_psql('busy', q{CREATE EXTENSION idempotency;
+	CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM count(*) FROM generate_series(1, 5000); RETURN OLD; END';
+	CREATE TRIGGER slowly BEFORE DELETE ON idempotency.outcome FOR EACH ROW EXECUTE FUNCTION slowly();
+	INSERT INTO idempotency.outcome (digest, finished_at, fence, scope_id, attempt, args_rule, state, key)
+	SELECT gen_random_uuid(), now() - interval '60 days', n, 0, 1, 0, 'c', 'old-' || n FROM generate_series(1, 40000) AS n});
+until_true($node, 'postgres', q{SELECT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency worker' AND datname = 'busy')}, 'a sweeper is at work');
+clock_is(-2);
+my $error;
+my $took = seconds_of(sub { $error = error_of($node, 'postgres', 'DROP DATABASE busy') });
+is($error, '', 'DROP DATABASE succeeds while the clock jumps back under a busy sweeper');
+cmp_ok($took, '<', 15, sprintf('in less than 15 s (%.1f s)', $took));
+$node->safe_psql('postgres', 'DROP DATABASE IF EXISTS busy WITH (FORCE)');
 ends_a_lease('at-last');
 
 is(join("\n", log_matches($node, qr/\[\d+\] (ERROR|PANIC|WARNING):/)), '', 'the worker raised no error');
