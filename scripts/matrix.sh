@@ -8,6 +8,7 @@
 #   MATRIX_SUITES="regress tap"     these suites only, of regress, isolation, chaos, tap; `build` compiles and no more
 #   TESTS, MINUTES, CHAOS_SEED      as in scripts/test.sh
 #
+# Exits with 77 where this machine cannot make such a Debian: no mount namespaces, or no mirror that answers.
 # Needs root. Nothing is mounted but in a mount namespace that ends with the run, and the work tree is read only there.
 # shellcheck source=scripts/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -24,6 +25,11 @@ debian_of() {
     esac
 }
 
+cannot() {
+    say "a Debian of its own cannot be made here: $1"
+    exit 77
+}
+
 # make_system VERSION: the smallest Debian that apt works in. Half a one is never taken for a whole one.
 make_system() {
     local dir=$MATRIX_DIR/$1 options=() debian
@@ -34,7 +40,7 @@ make_system() {
     [[ $debian != sid ]] || options=(--aptopt='Acquire::Check-Valid-Until "false"')
     say "making a Debian $debian in $dir/root"
     rm -rf "$dir/root.new"
-    mmdebstrap --quiet --variant=minbase "${options[@]}" "$debian" "$dir/root.new"
+    mmdebstrap --quiet --variant=minbase "${options[@]}" "$debian" "$dir/root.new" || cannot "mmdebstrap $debian failed"
     mkdir -p "$dir/root.new"/{src,build,cargo,rust}
     mv "$dir/root.new" "$dir/root"
 }
@@ -108,6 +114,7 @@ run_version() {
 
 (($# > 0)) || set -- 15 17 18
 ((EUID == 0)) || die "this makes file systems and enters them: it must be run by root"
+unshare --mount --pid --fork true || cannot "unshare --mount --pid failed"
 require_cargo
 for version in "$@"; do debian_of "$version" >/dev/null; done
 passed=0 failed=0 skipped=0 table=()
