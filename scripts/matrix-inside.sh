@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run by scripts/matrix.sh inside the Debian of one version: installs what is missing there, then runs the suites.
 #
-#   scripts/matrix-inside.sh VERSION SUITE…
+#   scripts/matrix-inside.sh VERSION SUITE…     a suite of scripts/test.sh, or `build`, or `upgrade`
 # shellcheck source=scripts/lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -53,6 +53,25 @@ build_with_assertions() {
     touch "$ASSERT_DIR/built"
 }
 
+# tap/pg_upgrade from PostgreSQL 15: the packages of Debian 12, beside the server that this system is for.
+upgrade_from_15() {
+    local to=$PG_BINDIR
+    sed -E "s/\\b$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)\\b/bookworm/" /etc/apt/sources.list \
+        >/etc/apt/sources.list.d/bookworm.list
+    printf '%s\n' 'Package: *' 'Pin: release n=bookworm*' 'Pin-Priority: 100' >/etc/apt/preferences.d/bookworm
+    scripts/install.sh
+    unset PG_CONFIG PG_BINDIR PG_TESTLIB
+    export PGVER=15
+    scripts/setup.sh build tap
+    say "pg_upgrade from PostgreSQL 15"
+    PG_UPGRADE_TO=$to TESTS=pg_upgrade scripts/test.sh tap
+}
+
+suites=() with_upgrade=
+for suite in "$@"; do
+    if [[ $suite == upgrade ]]; then with_upgrade=yes; else suites+=("$suite"); fi
+done
+
 parts=(build)
 [[ " $* " != *' tap '* ]] || parts+=(tap)
 [[ " $* " != *' chaos '* ]] || parts+=(chaos)
@@ -72,9 +91,12 @@ case $version in
 esac
 pg_resolve
 say "server: $("$PG_BINDIR/postgres" --version)"
-if [[ $* == build ]]; then
+status=0
+if [[ ${suites[*]} == build ]]; then
     scripts/build.sh
     echo "1 passed, 0 failed"
-else
-    scripts/test.sh "$@"
+elif ((${#suites[@]} > 0)); then
+    scripts/test.sh "${suites[@]}" || status=$?
 fi
+[[ -z $with_upgrade ]] || upgrade_from_15
+exit "$status"

@@ -5,7 +5,8 @@
 #   scripts/matrix.sh VERSION…      15 (Debian 12), 17 (Debian 13), 18 (sid); and, found or built by
 #                                   scripts/matrix-inside.sh, 16, and 15-, 17- and 18-assert (with assertions)
 #   MATRIX_DIR=/some/folder         where the systems and builds are kept (target/matrix); remove it to begin anew
-#   MATRIX_SUITES="regress tap"     these suites only, of regress, isolation, chaos, tap; `build` compiles and no more
+#   MATRIX_SUITES="regress tap"     these suites only, of regress, isolation, chaos, tap, and on 17 upgrade (pg_upgrade from
+#                                   15); `build` compiles and no more
 #   TESTS, MINUTES, CHAOS_SEED      as in scripts/test.sh
 #
 # Exits with 77 where this machine cannot make such a Debian: no mount namespaces, or no mirror that answers.
@@ -14,7 +15,7 @@
 source "$(dirname "$0")/lib.sh"
 
 MATRIX_DIR=$(realpath -m "${MATRIX_DIR:-$TARGET_DIR/matrix}")
-MATRIX_SUITES=${MATRIX_SUITES:-regress isolation chaos tap}
+MATRIX_SUITES=${MATRIX_SUITES:-regress isolation chaos tap upgrade}
 
 debian_of() {
     case $1 in
@@ -89,23 +90,25 @@ in_system() {
         bash -c 'cd /src && exec "$@"' - "$@"
 }
 
-# The last line of a run: "N passed, N failed, N skipped".
-number_of() { sed -nE "s/^[0-9].*\\b([0-9]+) $1\\b.*|^([0-9]+) $1\\b.*/\\1\\2/p" "$2" | tail -n 1; }
+# Of the last line of each run of scripts/test.sh: "N passed, N failed, N skipped".
+number_of() {
+    sed -nE '/^[0-9]+ passed, [0-9]+ failed/s/.*\b([0-9]+) '"$1"'.*/\1/p' "$2" | awk '{ n += $1 } END { print n + 0 }'
+}
 
 run_version() {
     local version=$1 log=$MATRIX_DIR/$1/log start=$SECONDS status=0 suites lock
     read -ra suites <<<"$MATRIX_SUITES"
+    [[ $version == 17* ]] || mapfile -t suites < <(printf '%s\n' "${suites[@]}" | grep -vx upgrade)
     mkdir -p "$MATRIX_DIR/$version"
     exec {lock}>"$MATRIX_DIR/$version/lock"
     flock -n "$lock" || die "somebody is at work in $MATRIX_DIR/$version"
     make_system "$version"
     lend_to_system "$version"
-    say "PostgreSQL $version: $MATRIX_SUITES"
+    say "PostgreSQL $version: ${suites[*]}"
     in_system "$version" scripts/matrix-inside.sh "$version" "${suites[@]}" 2>&1 </dev/null | tee "$log" || status=$?
     local server ok bad skip
     server=$(sed -n 's/^==> server: postgres (PostgreSQL) //p' "$log")
     ok=$(number_of passed "$log") bad=$(number_of failed "$log") skip=$(number_of skipped "$log")
-    ok=${ok:-0} bad=${bad:-0} skip=${skip:-0}
     # It ended before it could count.
     ((status == 0 || bad > 0)) || bad=1
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
