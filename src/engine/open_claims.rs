@@ -12,6 +12,7 @@ use crate::stats;
 use crate::store::Stands;
 use crate::store::claim::OpenRow;
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 #[derive(Debug)]
 enum Hold {
@@ -31,22 +32,30 @@ enum Hold {
 struct Entry {
     digest: [u8; 16],
     hold: Hold,
-    /// No entry before it has this key: it stands for the key's one lock. Whatever undoes it undoes the later ones.
-    first: bool,
+    /// Where the entry before it of the same key is.
+    before: Option<usize>,
     made_in: SubTransaction,
     closed_in: Option<SubTransaction>,
 }
 
 #[derive(Default)]
 struct Session {
+    /// As subtransactions are nested: what the innermost made comes last.
     entries: Vec<Entry>,
+    /// Where the newest entry of each key is. The locks of these keys are kept.
+    newest: HashMap<[u8; 16], usize>,
+    /// Entries that are closed, and where: what the innermost closed comes last.
+    closed: Vec<usize>,
     /// Partitions whose waiters are woken when this transaction commits.
     wake: Vec<usize>,
 }
 
 thread_local! {
-    static SESSION: RefCell<Session> = const { RefCell::new(Session { entries: Vec::new(), wake: Vec::new() }) };
+    static SESSION: RefCell<Session> = RefCell::default();
 }
+
+/// Room that a session keeps for its next transaction; memory of a larger one is given back.
+const KEPT_ENTRIES: usize = 64;
 
 /// What the transaction's milestones mean here.
 pub const MILESTONES: Milestones = Milestones {
@@ -59,7 +68,7 @@ pub const MILESTONES: Milestones = Milestones {
 
 /// Keys whose lock this transaction keeps.
 fn locks_kept() -> usize {
-    SESSION.with_borrow(|session| session.entries.iter().filter(|entry| entry.first).count())
+    SESSION.with_borrow(|session| session.newest.len())
 }
 
 /// Whether this transaction has a claim of a scope to finish.
@@ -122,25 +131,25 @@ pub fn add_lock(digest: [u8; 16]) {
 }
 
 fn add(digest: [u8; 16], hold: Hold) {
-    let entry = Entry {
-        digest,
-        hold,
-        first: !holds(&digest),
-        made_in: current_subtransaction(),
-        closed_in: None,
-    };
-    SESSION.with_borrow_mut(|session| session.entries.push(entry));
+    let made_in = current_subtransaction();
+    SESSION.with_borrow_mut(|session| {
+        let before = session.newest.insert(digest, session.entries.len());
+        session.entries.push(Entry {
+            digest,
+            hold,
+            before,
+            made_in,
+            closed_in: None,
+        });
+    });
 }
 
 /// The transactional claim of this key that is still to be finished.
 pub fn transactional(digest: &[u8; 16]) -> Option<(OpenRow, Stands)> {
     SESSION.with_borrow(|session| {
         session
-            .entries
-            .iter()
-            .rev()
-            .filter(|entry| entry.is_open(digest))
-            .find_map(|entry| match &entry.hold {
+            .open_of(digest)
+            .find_map(|at| match &session.entries[at].hold {
                 Hold::Transactional { row, stands, .. } => Some(((**row).clone(), *stands)),
                 Hold::Leased | Hold::Lock => None,
             })
@@ -149,16 +158,15 @@ pub fn transactional(digest: &[u8; 16]) -> Option<(OpenRow, Stands)> {
 
 /// Whether this transaction keeps the lock of this key.
 pub fn holds(digest: &[u8; 16]) -> bool {
-    SESSION.with_borrow(|session| session.entries.iter().any(|entry| entry.digest == *digest))
+    SESSION.with_borrow(|session| session.newest.contains_key(digest))
 }
 
 /// Whether this transaction made a leased claim of this key that is not finished.
 pub fn leased_here(digest: &[u8; 16]) -> bool {
     SESSION.with_borrow(|session| {
         session
-            .entries
-            .iter()
-            .any(|entry| entry.is_open(digest) && matches!(entry.hold, Hold::Leased))
+            .open_of(digest)
+            .any(|at| matches!(session.entries[at].hold, Hold::Leased))
     })
 }
 
@@ -166,13 +174,11 @@ pub fn leased_here(digest: &[u8; 16]) -> bool {
 pub fn close(digest: &[u8; 16]) {
     let here = current_subtransaction();
     SESSION.with_borrow_mut(|session| {
-        for entry in session
-            .entries
-            .iter_mut()
-            .filter(|entry| entry.is_open(digest))
-        {
-            entry.closed_in = Some(here);
+        let open: Vec<usize> = session.open_of(digest).collect();
+        for &at in &open {
+            session.entries[at].closed_in = Some(here);
         }
+        session.closed.extend(open);
     });
 }
 
@@ -227,6 +233,11 @@ fn gone() {
 fn forget() {
     SESSION.with_borrow_mut(|session| {
         session.entries.clear();
+        session.entries.shrink_to(KEPT_ENTRIES);
+        session.newest.clear();
+        session.newest.shrink_to(KEPT_ENTRIES);
+        session.closed.clear();
+        session.closed.shrink_to(KEPT_ENTRIES);
         session.wake.clear();
     });
     stats::forget();
@@ -237,13 +248,20 @@ fn forget() {
 fn subtransaction_committed(mine: SubTransaction, parent: SubTransaction) {
     stats::subtransaction_committed(mine, parent);
     SESSION.with_borrow_mut(|session| {
-        for entry in &mut session.entries {
-            if entry.made_in == mine {
-                entry.made_in = parent;
+        let Session {
+            entries, closed, ..
+        } = session;
+        for at in closed.iter().rev() {
+            match &mut entries[*at].closed_in {
+                Some(here) if *here == mine => *here = parent,
+                _ => break,
             }
-            if entry.closed_in == Some(mine) {
-                entry.closed_in = Some(parent);
+        }
+        for entry in entries.iter_mut().rev() {
+            if entry.made_in != mine {
+                break;
             }
+            entry.made_in = parent;
         }
     });
 }
@@ -253,17 +271,29 @@ fn subtransaction_aborted(mine: SubTransaction) {
     stats::subtransaction_aborted(mine);
     sweep::forget_session_pass();
     SESSION.with_borrow_mut(|session| {
-        session.entries.retain(|entry| entry.made_in != mine);
-        for entry in &mut session.entries {
-            if entry.closed_in == Some(mine) {
-                entry.closed_in = None;
-            }
+        let Session {
+            entries,
+            newest,
+            closed,
+            ..
+        } = session;
+        while let Some(at) = closed.pop_if(|at| entries[*at].closed_in == Some(mine)) {
+            entries[at].closed_in = None;
+        }
+        while let Some(entry) = entries.pop_if(|entry| entry.made_in == mine) {
+            match entry.before {
+                Some(before) => newest.insert(entry.digest, before),
+                None => newest.remove(&entry.digest),
+            };
         }
     });
 }
 
-impl Entry {
-    fn is_open(&self, digest: &[u8; 16]) -> bool {
-        self.closed_in.is_none() && self.digest == *digest
+impl Session {
+    /// Where the entries of this key are that are not closed, the newest first.
+    fn open_of(&self, digest: &[u8; 16]) -> impl Iterator<Item = usize> {
+        let newest = self.newest.get(digest).copied();
+        std::iter::successors(newest, |at| self.entries[*at].before)
+            .filter(|at| self.entries[*at].closed_in.is_none())
     }
 }

@@ -114,6 +114,27 @@ SELECT decision, reason FROM idem_claim('deeper');
 SELECT idem_complete('deeper', '"stays"');
 COMMIT;
 SELECT result FROM idem_claim('deeper');
+-- Claimed in a savepoint that stays, inside one that does not.
+BEGIN;
+SAVEPOINT a;
+SAVEPOINT b;
+SELECT decision FROM idem_claim('stays inside');
+RELEASE b;
+ROLLBACK TO a;
+SELECT decision FROM idem_claim('stays inside');
+ROLLBACK TO a;
+COMMIT;
+SELECT state FROM idem_peek('stays inside');
+-- Failed and claimed anew inside: what is undone leaves the claim before it.
+BEGIN;
+SELECT decision FROM idem_claim('claimed anew');
+SAVEPOINT a;
+SELECT idem_fail('claimed anew', 'not_applied');
+SELECT decision FROM idem_claim('claimed anew');
+ROLLBACK TO a;
+SELECT idem_complete('claimed anew', '"the first"');
+COMMIT;
+SELECT result FROM idem_claim('claimed anew');
 -- A leased claim, committed, finished in a savepoint that is rolled back: its owner still can.
 SELECT fence FROM idem_claim('leased 2', lease => '1 hour') \gset
 BEGIN;
