@@ -104,18 +104,43 @@ need_lint() {
 # reads, keeps it from doing so; it is gone again when the packages are there.
 no_main_cluster=/etc/postgresql-common/createcluster.d/00-idempotency-setup.conf
 
-install_packages() {
-    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
-    say "installing system packages: ${missing[*]}"
-    command -v apt-get >/dev/null || die "apt-get is not here, so these must be installed by hand: ${missing[*]}"
+# These two bring a service each, on port 6432 and 9187, for all to use. The tests start programs of their own: a service
+# that comes with an installation here is not started (invoke-rc.d asks this file whether it may), nor at the next boot.
+services=(pgbouncer prometheus-postgres-exporter)
+no_services=/usr/sbin/policy-rc.d
+
+forbid_services() {
+    local names
+    [[ ! -e $no_services ]] || return 0
+    names=$(IFS='|' && echo "${services[*]}")
+    trap 'as_root rm -f "$no_main_cluster" "$no_services"' EXIT
+    # shellcheck disable=SC2016
+    printf '#!/bin/sh\ncase $1 in %s) exit 101 ;; esac\n' "$names" | as_root tee "$no_services" >/dev/null
+    as_root chmod 755 "$no_services"
+}
+
+disable_services() {
+    local service
+    command -v systemctl >/dev/null || return 0
+    for service in "${services[@]}"; do
+        [[ " ${missing[*]} " != *" $service "* ]] || as_root systemctl --quiet disable "$service" || true
+    done
+}
+
+# In a shell of its own, whose end takes the files above away.
+install_packages() (
+    local packages
+    mapfile -t packages < <(printf '%s\n' "${missing[@]}" | sort -u)
+    say "installing system packages: ${packages[*]}"
+    command -v apt-get >/dev/null || die "apt-get is not here, so these must be installed by hand: ${packages[*]}"
     trap 'as_root rm -f "$no_main_cluster"' EXIT
     as_root mkdir -p "$(dirname "$no_main_cluster")"
     echo 'create_main_cluster = false' | as_root tee "$no_main_cluster" >/dev/null
+    forbid_services
     as_root apt-get update -q
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
-    as_root rm -f "$no_main_cluster"
-    trap - EXIT
-}
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${packages[@]}"
+    disable_services
+)
 
 install_cargo_pgrx() {
     local found root=()

@@ -173,6 +173,15 @@ SELECT idem_complete('lost', fence => :fence);
 \echo :SQLSTATE
 COMMIT;
 SELECT count(*) FROM test.effect WHERE key = 'lost';
+-- Unless somebody catches the error, and commits: the effect stays, the record is the newer owner's.
+BEGIN;
+INSERT INTO test.effect VALUES ('lost');
+SAVEPOINT a;
+SELECT idem_complete('lost', '"late"', fence => :fence);
+\echo :SQLSTATE
+ROLLBACK TO a;
+COMMIT;
+SELECT count(*), state, result FROM test.effect, idem_peek('lost') WHERE test.effect.key = 'lost' GROUP BY state, result;
 
 -- Exception blocks are savepoints.
 DO $$
