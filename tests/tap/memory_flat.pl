@@ -203,6 +203,8 @@ if ('sweeps' =~ /$only/)
 
 # --- one transaction ----------------------------------------------------------------------------------------------------
 
+# Four of them after the first two: a leak of 2 bytes a key is 160 kB.
+my $rounds = 6;
 my %in_one = (
 	'idem_claim' => q{PERFORM idem_claim('k' || i, jsonb_build_object('a', i, 'long', repeat('x', 1000)), wait => '0');},
 	'idem_claim and idem_complete' => q{PERFORM idem_claim('k' || i, jsonb_build_object('a', i, 'long', repeat('x', 1000)), wait => '0'); PERFORM idem_complete('k' || i, to_jsonb(repeat('y', 1000)));},
@@ -219,7 +221,7 @@ for my $name (sort keys %in_one)
 
 	$session->query("BEGIN; " . $loop->(1, 1000) . "; ROLLBACK");
 	$now->() for 1 .. 2;
-	for my $round (0 .. 2)
+	for my $round (0 .. $rounds - 1)
 	{
 		$before[$round] = [ $now->() ];
 		$session->query('BEGIN; ' . $loop->(1, $keys));
@@ -230,9 +232,10 @@ for my $name (sort keys %in_one)
 	}
 	my ($rss, $contexts) = map { ($within[0][$_] - $before[0][$_]) / $keys } 0, 1;
 	cmp_ok($rss, '<', $bytes_max_for_key, sprintf('%s: %d bytes of RssAnon for each key, %d of them in contexts', $name, $rss, $contexts));
-	# The tables of locks and the like keep their size, and do not grow again.
-	cmp_ok(abs($after[2][1] - $after[0][1]), '<', $context_bytes_max, sprintf('%s: after ROLLBACK contexts have %d bytes as after the first one', $name, $after[2][1]));
-	cmp_ok($after[2][0] - $after[0][0], '<', $keys * 10, sprintf('%s: RssAnon %.1f MB at first, %.1f MB after one, %.1f MB after three', $name, map { $_ / 1e6 } $before[0][0], $after[0][0], $after[2][0]));
+	# The tables of locks and the like keep their size, and do not grow again. In the second round malloc may do once what it
+	# did not in the first: what was mapped and freed there raised the size from which it maps.
+	cmp_ok(abs($after[-1][1] - $after[0][1]), '<', $context_bytes_max, sprintf('%s: after ROLLBACK contexts have %d bytes as after the first one', $name, $after[-1][1]));
+	cmp_ok($after[-1][0] - $after[1][0], '<', $rss_bytes_max, sprintf('%s: RssAnon %.2f MB at first, %.2f MB after one, %.2f MB after two, %.2f MB after %d', $name, (map { $_ / 1e6 } $before[0][0], $after[0][0], $after[1][0], $after[-1][0]), $rounds));
 	$session->quit;
 }
 
