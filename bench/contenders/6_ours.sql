@@ -24,7 +24,7 @@ DECLARE
     c record;
     credit bigint;
 BEGIN
-    SELECT * INTO c FROM idem_claim(request, jsonb_build_object('order', order_no, 'amount', amount));
+    c := idem_claim(request, jsonb_build_object('order', order_no, 'amount', amount));
     IF c.decision = 'execute' THEN
         INSERT INTO credits (order_no, amount) VALUES (ours_credit.order_no, ours_credit.amount) RETURNING id INTO credit;
         IF pause_s > 0 THEN
@@ -42,7 +42,7 @@ DECLARE
     c record;
     credit bigint;
 BEGIN
-    SELECT * INTO c FROM idem_claim(request);
+    c := idem_claim(request);
     IF c.decision = 'execute' THEN
         INSERT INTO credits (order_no, amount) VALUES (ours_credit_plain.order_no, ours_credit_plain.amount) RETURNING id INTO credit;
         RETURN idem_complete(request, jsonb_build_object('credit', credit));
@@ -56,7 +56,7 @@ CREATE FUNCTION ours_credit_body(request text, order_no bigint, bytes int) RETUR
 DECLARE
     c record;
 BEGIN
-    SELECT * INTO c FROM idem_claim(request);
+    c := idem_claim(request);
     IF c.decision = 'execute' THEN
         RETURN idem_complete(request, bare_credit_body(order_no, bytes));
     ELSIF c.decision = 'replay' THEN

@@ -1,8 +1,8 @@
 //! How SQL enters: reading arguments, giving results, and the macro that makes a Rust function callable.
 
 use super::jsonb::Jsonb;
-use super::raise;
 use super::value::{self, Element, Value};
+use super::{raise, row_type};
 use crate::error::Error;
 use idempotency_core::time::{Instant, interval_us};
 use pgrx::pg_sys;
@@ -43,15 +43,15 @@ impl Call {
     /// # Safety
     /// `fcinfo` must come from PostgreSQL's function manager.
     unsafe fn begin(fcinfo: pg_sys::FunctionCallInfo) -> Call {
-        let mut row_type: pg_sys::TupleDesc = std::ptr::null_mut();
         // SAFETY: promised by the caller. InitMaterializedSRF raises where the caller cannot take a set.
-        unsafe {
+        let row_type = unsafe {
             if (*(*fcinfo).flinfo).fn_retset {
                 pg_sys::InitMaterializedSRF(fcinfo, 0);
+                std::ptr::null_mut()
             } else {
-                pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &raw mut row_type);
+                row_type::of_call(fcinfo)
             }
-        }
+        };
         Call { fcinfo, row_type }
     }
 
@@ -210,10 +210,9 @@ impl Call {
         // SAFETY: the function is declared with OUT columns, so its result type is composite; the values match
         // it in number and type, as the tests check by calling each.
         unsafe {
-            let descriptor = pg_sys::BlessTupleDesc(self.row_type);
             let (mut datums, mut nulls) = split(values);
             let tuple =
-                pg_sys::heap_form_tuple(descriptor, datums.as_mut_ptr(), nulls.as_mut_ptr());
+                pg_sys::heap_form_tuple(self.row_type, datums.as_mut_ptr(), nulls.as_mut_ptr());
             pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data)
         }
     }

@@ -14,6 +14,7 @@ pub mod lock;
 pub mod raise;
 pub mod reader;
 mod row;
+mod row_type;
 pub mod server;
 pub mod shmem;
 pub mod snapshot;
