@@ -1,9 +1,10 @@
-# Objects that an unprivileged role planted: before CREATE EXTENSION, on the search_path, in pg_temp, in schema idempotency.
+# Objects that an unprivileged role planted: before CREATE EXTENSION and before ALTER EXTENSION UPDATE, on the search_path, in
+# pg_temp, in schema idempotency.
 #
 # Claims, and what would turn them red:
-# - CREATE EXTENSION stops with "already exists" where an object of ours stands already: CREATE OR REPLACE or IF NOT EXISTS
-#   in the install script, which would adopt the attacker's object.
-# - Nothing of the attacker's becomes a member of the extension or is referred to by it: an unqualified name at install.
+# - CREATE EXTENSION and UPDATE stop with "already exists" where an object of ours stands already: CREATE OR REPLACE or IF NOT
+#   EXISTS in the script, which would adopt the attacker's object.
+# - Nothing of the attacker's becomes a member of the extension or is referred to by it: an unqualified name at install or update.
 # - No planted function, operator, type or table is used by our code, whoever calls, with whatever search_path, and by the
 #   worker neither: an unqualified name or operator in a statement of ours.
 
@@ -78,8 +79,6 @@ is($node->safe_psql($database, $foreign), '', 'without them it installs, and has
 
 # --- names that do not collide --------------------------------------------------------------------------------------
 
-$database = database('planted');
-
 # Traps in $schema: whoever calls one is written down. Types are domains whose check is a trap. What stands there already
 # is left out.
 sub traps
@@ -111,35 +110,6 @@ sub traps
 	return join ";\n", @traps;
 }
 
-my $nothing = qr/(?!)/;
-$as->('regress_attacker', $database, join ";\n", 'CREATE TABLE public.caught (who pg_catalog.name, what pg_catalog.text)',
-	'GRANT ALL ON public.caught TO PUBLIC', 'CREATE SCHEMA evil', 'GRANT ALL ON SCHEMA evil TO PUBLIC',
-	traps('public', $nothing), traps('evil', $nothing));
-$as->('regress_attacker', $database, 'SET search_path = evil, pg_catalog; SELECT 1 = 1, now(), CAST(1 AS "int4")');
-is($as->('regress_attacker', $database, 'SELECT count(*) FROM public.caught WHERE who OPERATOR(pg_catalog.=) current_user'), 3, 'the traps catch');
-$as->('regress_attacker', $database, 'TRUNCATE public.caught');
-
-my $install = IdempotencySession->open($node, $database, settings => { search_path => 'evil,public,pg_catalog' });
-$install->query('CREATE TEMP TABLE claim (digest uuid); CREATE TEMP TABLE outcome (digest uuid); CREATE TEMP TABLE scope (id int)');
-$install->query('TRUNCATE public.caught');
-$install->query('CREATE EXTENSION idempotency SCHEMA public');
-is($install->error, '', 'beside all of these it installs');
-is($install->query('SELECT who, what FROM public.caught'), '', 'no trap was sprung by that');
-is($node->safe_psql($database, $foreign), '', 'no member is, or refers to, anything of the attacker\'s');
-$install->quit;
-
-# --- at work --------------------------------------------------------------------------------------------------------
-
-# Who may create scopes may also create objects in schema idempotency.
-$node->safe_psql($database, q{
-	GRANT CREATE ON SCHEMA idempotency TO regress_attacker;
-	GRANT EXECUTE ON ALL ROUTINES IN SCHEMA public, idempotency TO regress_attacker;
-	SELECT public.idem_scope_grant('default', 'regress_attacker');
-	CREATE FUNCTION public.effect(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE sql AS 'SELECT $1'});
-my $ours = qr/^(scope_usable|window_ends_at|sweep|claim|outcome|scope|scope_grant|args_rule|records|scopes)\(/;
-$as->('regress_attacker', $database, traps('idempotency', $ours));
-$node->safe_psql($database, 'ALTER DATABASE planted SET search_path = evil, idempotency, public, pg_catalog');
-
 # Not one operator, unqualified name or cast in here.
 my @calls = (
 	q{SELECT decision FROM public.idem_claim('%s', '{"a": 1}', lease => '100ms')}, q{SELECT public.idem_claim('%s', '{"a": 1}', lease => '100ms')},
@@ -155,30 +125,79 @@ my @calls = (
 	q{BEGIN; SELECT public.idem_claim('%s-6'); SELECT public.idem_find('%s-6'); SELECT public.idem_release('%s-6'); COMMIT},
 	q{SELECT public.idem_sweep()}, q{CALL idempotency.sweep()});
 
-for my $role ('regress_attacker', 'postgres')
+my $nothing = qr/(?!)/;
+# Installed, and updated from there. The worker comes to both.
+for my $from ('', '0.1.0')
 {
-	my $user = $role eq 'postgres' ? $node->safe_psql('postgres', 'SELECT current_user') : $role;
-	my $session = IdempotencySession->open($node, $database, user => $user);
-	$session->query('CREATE TEMP TABLE pg_locks (pid pg_catalog.int4); CREATE TEMP TABLE claim (id pg_catalog.int4); CREATE TEMP TABLE scope (id pg_catalog.int4); CREATE TEMP TABLE pg_extension (oid pg_catalog.int4)');
-	$session->query('SET search_path = pg_temp, evil, idempotency, public, pg_catalog');
-	my $failed = '';
-	for my $call (@calls)
-	{
-		(my $statement = $call) =~ s/%s/$role/g;
-		$session->query($statement);
-		$failed .= "$statement: " . $session->error if $session->sqlstate ne '00000';
-	}
-	is($failed, '', "$role: everything works beside the traps");
-	$session->quit;
-}
-my $peek = sub { $node->safe_psql($database, "SET search_path = pg_catalog; $_[0]") };
-within(30, 'the worker ends a lease and prunes there', sub {
-	$peek->(q{SELECT count(*) FROM idempotency.claim WHERE key = 'l'}) eq '0' && $peek->(q{SELECT count(*) FROM idempotency.outcome WHERE key = 'pruned'}) eq '0' });
-is($peek->('SELECT who, what, count(*) FROM public.caught GROUP BY who, what'), '', 'no trap was ever sprung, as nobody');
-is($peek->($foreign), '', 'and no member is, or refers to, anything of the attacker\'s');
+	my $database = database($from eq '' ? 'planted' : 'planted_updated');
+	my $peek = sub { $node->safe_psql($database, "SET search_path = pg_catalog; $_[0]") };
 
-is(sqlstate_of($node, $database, q{SET ROLE regress_attacker; SELECT key FROM idempotency.claim}), '42501',
-	'the tables are closed to the attacker, with all of this');
+	$as->('regress_attacker', $database, join ";\n", 'CREATE TABLE public.caught (who pg_catalog.name, what pg_catalog.text)',
+		'GRANT ALL ON public.caught TO PUBLIC', 'CREATE SCHEMA evil', 'GRANT ALL ON SCHEMA evil TO PUBLIC',
+		traps('public', $nothing), traps('evil', $nothing));
+	$as->('regress_attacker', $database, 'SET search_path = evil, pg_catalog; SELECT 1 = 1, now(), CAST(1 AS "int4")');
+	is($as->('regress_attacker', $database, 'SELECT count(*) FROM public.caught WHERE who OPERATOR(pg_catalog.=) current_user'), 3, 'the traps catch');
+	$as->('regress_attacker', $database, 'TRUNCATE public.caught');
+
+	my $install = IdempotencySession->open($node, $database, settings => { search_path => 'evil,public,pg_catalog' });
+	$install->query('CREATE TEMP TABLE claim (digest uuid); CREATE TEMP TABLE outcome (digest uuid); CREATE TEMP TABLE scope (id int)');
+	$install->query('TRUNCATE public.caught');
+	$install->query('CREATE EXTENSION idempotency SCHEMA public' . ($from eq '' ? '' : " VERSION '$from'"));
+	is($install->error, '', 'beside all of these it installs');
+	is($install->query('SELECT who, what FROM public.caught'), '', 'no trap was sprung by that');
+	is($node->safe_psql($database, $foreign), '', 'no member is, or refers to, anything of the attacker\'s');
+	$install->quit;
+
+	# Who may create scopes may also create objects in schema idempotency.
+	$node->safe_psql($database, q{
+		GRANT CREATE ON SCHEMA idempotency TO regress_attacker;
+		GRANT EXECUTE ON ALL ROUTINES IN SCHEMA public, idempotency TO regress_attacker;
+		SELECT public.idem_scope_grant('default', 'regress_attacker');
+		CREATE FUNCTION public.effect(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE sql AS 'SELECT $1'});
+	my $ours = qr/^(scope_usable|window_ends_at|sweep|claim|outcome|scope|scope_grant|args_rule|records|scopes)\(/;
+	$as->('regress_attacker', $database, traps('idempotency', $ours));
+	if ($from ne '')
+	{
+		my $update = IdempotencySession->open($node, $database);
+		# The table that is new since then is in the way.
+		$as->('regress_attacker', $database, 'CREATE TABLE idempotency.prune_horizon (scope_id pg_catalog.int4 PRIMARY KEY, finished_until pg_catalog.timestamptz)');
+		$update->query('ALTER EXTENSION idempotency UPDATE');
+		is($update->sqlstate, '42P07', 'UPDATE stops at a table that stands already');
+		is($update->query(q{SELECT extversion FROM pg_extension WHERE extname OPERATOR(pg_catalog.=) 'idempotency'}), $from, 'nothing is updated');
+		$as->('regress_attacker', $database, 'DROP TABLE idempotency.prune_horizon');
+		$update->query('SET search_path = pg_temp, evil, idempotency, public, pg_catalog');
+		$update->query('ALTER EXTENSION idempotency UPDATE');
+		is($update->error, '', 'beside all of these it is updated');
+		$update->quit;
+		is($peek->('SELECT who, what FROM public.caught'), '', 'no trap was sprung by that');
+		is($peek->($foreign), '', 'no member is, or refers to, anything of the attacker\'s');
+	}
+	$node->safe_psql($database, "ALTER DATABASE $database SET search_path = evil, idempotency, public, pg_catalog");
+
+	for my $role ('regress_attacker', 'postgres')
+	{
+		my $user = $role eq 'postgres' ? $node->safe_psql('postgres', 'SELECT current_user') : $role;
+		my $session = IdempotencySession->open($node, $database, user => $user);
+		$session->query('CREATE TEMP TABLE pg_locks (pid pg_catalog.int4); CREATE TEMP TABLE claim (id pg_catalog.int4); CREATE TEMP TABLE scope (id pg_catalog.int4); CREATE TEMP TABLE pg_extension (oid pg_catalog.int4)');
+		$session->query('SET search_path = pg_temp, evil, idempotency, public, pg_catalog');
+		my $failed = '';
+		for my $call (@calls)
+		{
+			(my $statement = $call) =~ s/%s/$role/g;
+			$session->query($statement);
+			$failed .= "$statement: " . $session->error if $session->sqlstate ne '00000';
+		}
+		is($failed, '', "$role: everything works beside the traps");
+		$session->quit;
+	}
+	within(30, 'the worker ends a lease and prunes there', sub {
+		$peek->(q{SELECT count(*) FROM idempotency.claim WHERE key = 'l'}) eq '0' && $peek->(q{SELECT count(*) FROM idempotency.outcome WHERE key = 'pruned'}) eq '0' });
+	is($peek->('SELECT who, what, count(*) FROM public.caught GROUP BY who, what'), '', 'no trap was ever sprung, as nobody');
+	is($peek->($foreign), '', 'and no member is, or refers to, anything of the attacker\'s');
+
+	is(sqlstate_of($node, $database, q{SET ROLE regress_attacker; SELECT key FROM idempotency.claim}), '42501',
+		'the tables are closed to the attacker, with all of this');
+}
 
 server_log_lacks($node, qr/ XX000|PANIC:|terminated by signal|panicked/, 'nothing crashed');
 
