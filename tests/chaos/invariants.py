@@ -127,7 +127,7 @@ def not_forgotten(world: World) -> Iterable[str]:
                     break
                 if row and is_told_to_wait(world, step, key, row["at"]):
                     continue
-                if not says_otherwise(step, key) or (family_of(key).is_outside and timeline.crash_between(one.step.over, step.over)):
+                if not says_otherwise(step, key) or (family_of(key).is_outside and timeline.crash_between(one.step.called, step.over)):
                     continue
                 if timeline.clock_before(claimed_at_of(step, key), begun, step.over) < until:
                     yield f"{step}: after {one.step}, {until - step.called_at} us before the end of its window"
@@ -223,7 +223,7 @@ def one_owner(world: World) -> Iterable[str]:
         leased = [grant for grant in grants if grant.lease_expires_at is not None]
         for grant in leased:
             for other in grants:
-                clock = world.timeline.clock_before(other.claimed_at, grant.told, other.told)
+                clock = world.timeline.clock_before(other.claimed_at, grant.step.called, other.told)
                 if other.step.called >= grant.told and clock < lease_end(world, grant, other):
                     yield f"{other.step}: under the lease of {grant.step}"
             for told, until, _, other in held:
@@ -235,7 +235,7 @@ def lease_end(world: World, grant: Grant, other: Grant) -> int:
     """Until when a lease held others off for certain, as its owner was told, when another one claimed."""
     if any(end.called < other.told for end in grant.endings):
         return 0
-    if not family_of(grant.key).is_outside and world.timeline.crash_between(grant.told, other.told):
+    if not family_of(grant.key).is_outside and world.timeline.crash_between(grant.step.called, other.told):
         return 0
     end = grant.lease_expires_at or 0
     for renewal in grant.renewals:

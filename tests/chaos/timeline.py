@@ -71,7 +71,7 @@ class Timeline:
                        default=1 << 62)
             if self.may_be_forgotten(begin):
                 # Its end, too, where that came before the crash.
-                crash = min(crash.called_at for crash in self._history.crashes if crash.over >= begin.over)
+                crash = min(crash.called_at for crash in self._history.crashes if crash.over >= begin.called)
                 lives[run].append((begin.over_at, min(over, crash), False))
             else:
                 lives[run].append((begin.over_at, over, over < 1 << 62))
@@ -81,10 +81,10 @@ class Timeline:
 
     def may_be_forgotten(self, step: Step) -> bool:
         """Whether a crash may have taken away what was acknowledged. It takes the end of the log: what came before
-        something that outlived the crash outlived it, too."""
+        something that outlived the crash outlived it, too. An answer from before the crash may be read after it."""
         if not self._mode.may_forget:
             return False
-        crash = next((crash for crash in self._history.crashes if crash.over >= step.over), None)
+        crash = next((crash for crash in self._history.crashes if crash.over >= step.called), None)
         if crash is None:
             return False
         return not any(step.over <= later.called and later.over <= crash.called for later in self._durable)
