@@ -86,13 +86,15 @@ pub enum Mode {
 /// Which row versions a scan sees.
 #[derive(Clone, Copy)]
 pub enum Snapshot {
-    /// Committed at this very moment, and our own writes (`SnapshotSelf`). Takes no predicate locks.
+    /// Committed at this very moment, and our own writes (`SnapshotSelf`). Takes no predicate locks. Each version is judged
+    /// as the scan comes to it: of what commits meanwhile it sees a part, and of a row that is just replaced neither the new
+    /// version nor the old one. Whoever relies upon a row that is not there holds the lock of its writers.
     Now,
     /// Every version, dead or alive (`SnapshotAny`).
     Every,
     /// The statement's MVCC snapshot.
     Statement,
-    /// A fresh MVCC snapshot.
+    /// A fresh MVCC snapshot: transactions as a whole, but not what the current command wrote.
     Latest,
 }
 

@@ -25,8 +25,10 @@ pub fn find(scope_id: i32) -> Result<Option<Instant>, Error> {
         return Ok(None);
     };
     let key = [(SCOPE_ID, scope_id.into())];
-    let found = table.scan(&Access::PrimaryKey(&key), Snapshot::Now, |row| {
-        ControlFlow::Break(row.instant(FINISHED_UNTIL))
+    let found = super::look(|snapshot| {
+        table.scan(&Access::PrimaryKey(&key), snapshot, |row| {
+            ControlFlow::Break(row.instant(FINISHED_UNTIL))
+        })
     });
     table.close();
     Ok(found.flatten())

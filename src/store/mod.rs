@@ -31,6 +31,15 @@ fn put(table: &Table, key: &[(usize, Value)], values: Assignments) -> Result<(),
     }
 }
 
+/// What is committed now, and our own writes, for who does not hold the lock of the row's writers. Of a row that is not
+/// there no version is found; of one that was missed, the old one. Then an MVCC snapshot knows, which takes predicate locks.
+fn look<T>(look: impl Fn(Snapshot) -> Option<T>) -> Option<T> {
+    look(Snapshot::Now).or_else(|| {
+        look(Snapshot::Every)?;
+        look(Snapshot::Latest)
+    })
+}
+
 /// The digest's column in the tables that have one: their primary key.
 const DIGEST: usize = 0;
 

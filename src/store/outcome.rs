@@ -132,7 +132,8 @@ pub fn finished_until(
         ],
         direction: Direction::Forward,
     };
-    table.scan(&access, Snapshot::Now, |row| {
+    // What a scan passes by, later ones begin behind: it sees a transaction as a whole or not at all.
+    table.scan(&access, Snapshot::Latest, |row| {
         let cursor = Cursor {
             finished_at: row.instant(FINISHED_AT).unwrap_or(Instant(0)),
             place: row.place(),
@@ -159,9 +160,7 @@ pub fn any_of_run(table: &Table, run: &str) -> bool {
         conditions: &[(RUN, Compare::Equal, run.into())],
         direction: Direction::Forward,
     };
-    table
-        .scan(&of_run, Snapshot::Now, |_| ControlFlow::Break(()))
-        .is_some()
+    super::look(|snapshot| table.scan(&of_run, snapshot, |_| ControlFlow::Break(()))).is_some()
 }
 
 /// Whether the scope has a row.

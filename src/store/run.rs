@@ -99,13 +99,22 @@ impl Runs {
         self.signs.keep();
     }
 
-    /// The row of this digest.
+    /// The row of this digest, whether or not its lock is held.
     pub fn find(&self, digest: &[u8; 16], snapshot: Snapshot) -> Option<RunRow> {
-        let row = super::find(&self.runs, digest, snapshot, read)?;
-        Some(self.with_signs(digest, row, snapshot))
+        // Before the row, which takes them in.
+        let signed_at = self.last_sign(digest, snapshot);
+        let find = |snapshot| super::find(&self.runs, digest, snapshot, read);
+        let row = match snapshot {
+            Snapshot::Now => super::look(find),
+            Snapshot::Every | Snapshot::Statement | Snapshot::Latest => find(snapshot),
+        }?;
+        Some(RunRow {
+            seen_at: signed_at.map_or(row.seen_at, |at| at.max(row.seen_at)),
+            ..row
+        })
     }
 
-    fn with_signs(&self, digest: &[u8; 16], row: RunRow, snapshot: Snapshot) -> RunRow {
+    fn last_sign(&self, digest: &[u8; 16], snapshot: Snapshot) -> Option<Instant> {
         let newest_first = Access::Ordered {
             index: SIGN_BY_TIME,
             conditions: &[(DIGEST, Compare::Equal, Value::Uuid(*digest))],
@@ -114,10 +123,7 @@ impl Runs {
         let sign = self.signs.scan(&newest_first, snapshot, |sign| {
             ControlFlow::Break(sign.instant(SIGN_SEEN_AT))
         });
-        RunRow {
-            seen_at: sign.flatten().map_or(row.seen_at, |at| at.max(row.seen_at)),
-            ..row
-        }
+        sign.flatten()
     }
 
     pub fn insert(&self, digest: &[u8; 16], row: &RunRow) -> Result<(), Error> {

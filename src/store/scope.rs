@@ -112,7 +112,7 @@ pub enum Which<'a> {
 /// Reads a scope with its grants and rules; `default` is there without a row.
 pub fn find(which: Which<'_>) -> Result<Option<StoredScope>, Error> {
     let table = Table::open(&SCOPE, Mode::Read)?;
-    let look = || {
+    let stored = super::look(|snapshot| {
         let by_id;
         let access = match which {
             Which::Name(_) => Access::Sequential,
@@ -121,7 +121,7 @@ pub fn find(which: Which<'_>) -> Result<Option<StoredScope>, Error> {
                 Access::PrimaryKey(&by_id)
             }
         };
-        table.scan(&access, Snapshot::Now, |row| {
+        table.scan(&access, snapshot, |row| {
             let matches = match which {
                 Which::Name(name) => row.text(1).as_deref() == Some(name),
                 Which::Id(id) => row.int4(0) == id,
@@ -132,10 +132,7 @@ pub fn find(which: Which<'_>) -> Result<Option<StoredScope>, Error> {
                 ControlFlow::Continue(())
             }
         })
-    };
-    // No predicate locks on the scopes. A scan may miss a row whose replacement commits under it; the next one
-    // finds it.
-    let stored = look().or_else(look);
+    });
     let is_default = match which {
         Which::Name(name) => name == DEFAULT_NAME,
         Which::Id(id) => id == DEFAULT_ID,

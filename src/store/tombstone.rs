@@ -65,7 +65,7 @@ pub fn expired_within(
         ],
         direction: Direction::Forward,
     };
-    table.scan(&access, Snapshot::Now, |row| {
+    table.scan(&access, Snapshot::Latest, |row| {
         match row.instant(EXPIRED_AT) {
             Some(at) if at <= until && found.len() < limit => {
                 found.push((row.uuid(DIGEST), at));
