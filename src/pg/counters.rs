@@ -124,19 +124,28 @@ fn place_of(tag: u64) -> Option<&'static Counted> {
     Some(&places[at])
 }
 
-/// Two sessions may each claim a place for one scope at the same moment: whoever reads adds them up.
+/// Takes the first free place, or the one that another session just took for this scope. Where one was freed meanwhile, a
+/// scope may have two: whoever reads adds them up.
 fn claim(places: &[Counted], tag: u64) -> Option<usize> {
-    let at = places.iter().position(|place| {
-        place
-            .tag
-            .compare_exchange(0, tag, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
-    })?;
-    places[at].zero();
-    Some(at)
+    places.iter().position(|place| {
+        let tag_now = &place.tag;
+        match tag_now.compare_exchange(0, tag, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                place.since.store(server::now().0, Ordering::Relaxed);
+                true
+            }
+            Err(taken) => taken == tag,
+        }
+    })
 }
 
 impl Counted {
+    /// Free again, and at zero for whoever takes it next: that one may not be the only one who counts there.
+    fn free(&self) {
+        self.zero();
+        self.tag.store(0, Ordering::Release);
+    }
+
     fn zero(&self) {
         let all = [
             self.counters.as_slice(),
@@ -252,7 +261,7 @@ impl Unwritten {
 /// Frees the place of a scope that is gone.
 pub fn forget(scope_id: i32) {
     for (_, place) in of_this_database().filter(|(id, _)| *id == scope_id) {
-        place.tag.store(0, Ordering::Release);
+        place.free();
     }
 }
 
@@ -261,7 +270,7 @@ pub(super) fn forget_other_databases(places: &[Counted], existing: &[u32]) {
     for place in places {
         let database = place.tag.load(Ordering::Acquire) >> 32;
         if database != 0 && !existing.iter().any(|oid| u64::from(*oid) == database) {
-            place.tag.store(0, Ordering::Release);
+            place.free();
         }
     }
 }

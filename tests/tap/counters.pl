@@ -220,21 +220,25 @@ is(fails('SET ROLE regress_user; SELECT * FROM idempotency.sweeps'), '42501', 'n
 
 # --- more scopes than places ----------------------------------------------------------------------------------------
 
-$sql->(q{DO $$ BEGIN FOR i IN 1 .. 1100 LOOP PERFORM idem_scope_set('scope-' || i); PERFORM idem_once('k', 'SELECT to_jsonb(1)', scope => 'scope-' || i); COMMIT; END LOOP; END $$});
-is($sql->(q{SELECT count(*) FROM idempotency.records WHERE scope LIKE 'scope-%'}), 1_100, 'more than 1,024 scopes: all of them work');
+$sql->(q{SELECT idem_scope_set('scope-' || i) FROM generate_series(1, 1100) AS i});
+# Who meets a scope at the same moment takes one place for it.
+my @meeting = map { IdempotencySession->open($node, 'app') } 1 .. 3;
+$_->send(q{DO $$ BEGIN FOR i IN 1 .. 1100 LOOP PERFORM idem_once(pg_backend_pid()::text, 'SELECT to_jsonb(1)', scope => 'scope-' || i); COMMIT; END LOOP; END $$}) for @meeting;
+for my $session (@meeting) { $session->answer; is($session->error, '', 'scope after scope, three sessions at once'); $session->quit }
+is($sql->(q{SELECT count(*) FROM idempotency.records WHERE scope LIKE 'scope-%'}), 3_300, 'more than 1,024 scopes: all of them work');
 my $without = $sql->('SELECT count(*) FROM idempotency.stats WHERE claims IS NULL');
 # 1,024 places for two databases; one of them has one.
 my $scopes = $sql->('SELECT count(*) FROM idempotency.stats');
 is($scopes - $without, 1_023, 'as many are counted as there are places');
 is($sql->(q{SELECT severity, what FROM idem_doctor() WHERE finding = 'not_counted'}), "notice|$without scope(s) are not counted: 1,024 are", 'the doctor says how many are not');
 is($sql->(q{SELECT DISTINCT counters_note FROM idempotency.stats WHERE claims IS NULL}), 'no room: 1,024 scopes are counted already', 'the others say why they are not');
-is($sql->(q{SELECT sum(claims) FROM idempotency.stats WHERE scope LIKE 'scope-%'}), $sql->(q{SELECT count(claims) FROM idempotency.stats WHERE scope LIKE 'scope-%'}), 'those that are counted are counted right');
-is($sql->(q{SELECT count(*) FROM idempotency.stats WHERE scope LIKE 'scope-%' AND outcomes = 1 AND next_expiry_at IS NOT NULL}), 1_100, 'all of them have their gauges');
+is($sql->(q{SELECT sum(claims) FROM idempotency.stats WHERE scope LIKE 'scope-%'}), $sql->(q{SELECT 3 * count(claims) FROM idempotency.stats WHERE scope LIKE 'scope-%'}), 'those that are counted are counted right');
+is($sql->(q{SELECT count(*) FROM idempotency.stats WHERE scope LIKE 'scope-%' AND outcomes = 3 AND next_expiry_at IS NOT NULL}), 1_100, 'all of them have their gauges');
 $swept->('the worker comes by');
 is($sql->('SELECT last_error FROM idem_status()'), '', 'and has no trouble with it');
 my $uncounted = $sql->('SELECT scope FROM idempotency.stats WHERE claims IS NULL AND scope LIKE \'scope-%\' LIMIT 1');
 my $known = $sql->(q{SELECT scope FROM idempotency.stats WHERE claims > 0 AND scope LIKE 'scope-%' LIMIT 1});
-$sql->(qq{SELECT idem_forget('k', '$known'); SELECT idem_scope_drop('$known')});
+$sql->(qq{SELECT idem_forget(key, '$known') FROM idempotency.records WHERE scope = '$known'; SELECT idem_scope_drop('$known')});
 within(30, 'a scope that is dropped makes room', sub { $sql->(qq{SELECT idem_once('k', 'SELECT to_jsonb(1)', scope => '$uncounted')}); counted($uncounted) =~ /^claims/ });
 like(counted($uncounted), qr/^claims (\d+), replays \1$/, 'for another, which begins at zero');
 
