@@ -453,8 +453,13 @@ fn run_is_due(
 }
 
 fn end_run(runs: &Runs, digest: &[u8; 16], row: RunRow) -> Result<(), Error> {
-    if row.standing(server::now()) == Run::Alive {
-        runs.remove_signs(digest)?;
+    let is_alive = |row: &RunRow| row.standing(server::now()) == Run::Alive;
+    if row.ended_at.is_some() && !is_alive(&row) {
+        return runs.remove(digest);
+    }
+    // One may have come since the row was read.
+    let row = runs.take_signs(digest, row)?;
+    if is_alive(&row) {
         let alive = RunRow {
             ended_at: None,
             is_silent: false,
@@ -462,10 +467,6 @@ fn end_run(runs: &Runs, digest: &[u8; 16], row: RunRow) -> Result<(), Error> {
         };
         return runs.replace(digest, &alive);
     }
-    if row.ended_at.is_some() {
-        return runs.remove(digest);
-    }
-    runs.remove_signs(digest)?;
     let silent = RunRow {
         ended_at: Some(row.over_at()),
         is_silent: true,

@@ -66,6 +66,14 @@ impl RunRow {
         window::run_over_at(self.seen_at, self.longest_pause)
     }
 
+    /// With another sign of life.
+    fn seen(self, at: Option<Instant>) -> RunRow {
+        RunRow {
+            seen_at: at.map_or(self.seen_at, |at| at.max(self.seen_at)),
+            ..self
+        }
+    }
+
     /// What it says about the windows of its keys.
     pub fn standing(&self, now: Instant) -> Run {
         // That it fell silent was seen by some clock: a sign of life, and a clock that is right again, say otherwise.
@@ -108,10 +116,7 @@ impl Runs {
             Snapshot::Now => super::look(find),
             Snapshot::Every | Snapshot::Statement | Snapshot::Latest => find(snapshot),
         }?;
-        Some(RunRow {
-            seen_at: signed_at.map_or(row.seen_at, |at| at.max(row.seen_at)),
-            ..row
-        })
+        Some(row.seen(signed_at))
     }
 
     fn last_sign(&self, digest: &[u8; 16], snapshot: Snapshot) -> Option<Instant> {
@@ -137,7 +142,7 @@ impl Runs {
 
     pub fn remove(&self, digest: &[u8; 16]) -> Result<(), Error> {
         super::remove(&self.runs, digest)?;
-        self.remove_signs(digest)
+        self.remove_signs(digest).map(|_| ())
     }
 
     /// Records a sign of life. Waits for nobody, and nobody waits for it.
@@ -149,16 +154,23 @@ impl Runs {
         ])
     }
 
-    /// Removes the signs of a run that can be seen now: those that its row has taken in.
-    pub fn remove_signs(&self, digest: &[u8; 16]) -> Result<(), Error> {
+    /// Removes the signs of a run that can be seen now; the row with the newest of them.
+    pub fn take_signs(&self, digest: &[u8; 16], row: RunRow) -> Result<RunRow, Error> {
+        Ok(row.seen(self.remove_signs(digest)?))
+    }
+
+    /// Removes them; gives back the newest.
+    fn remove_signs(&self, digest: &[u8; 16]) -> Result<Option<Instant>, Error> {
         let of_run = Access::PrimaryKey(&[(DIGEST, Value::Uuid(*digest))]);
+        let mut newest = None;
         let failed = self.signs.scan(&of_run, Snapshot::Now, |sign| {
+            newest = newest.max(sign.instant(SIGN_SEEN_AT));
             match self.signs.delete(sign) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(error) => ControlFlow::Break(error),
             }
         });
-        failed.map_or(Ok(()), Err)
+        failed.map_or(Ok(newest), Err)
     }
 
     /// Whether a run has signs that its row has not taken in.

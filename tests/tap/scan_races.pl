@@ -4,6 +4,7 @@
 # Claims, and what would turn them red:
 # - A key that only its run keeps is not executed while its run is begun anew, again and again: a scan that judges each version
 #   as it comes to it, the new one before its commit and the old one after it.
+# - A sign of life that was committed counts, whatever a sweep is just taking in: signs that are removed and were not looked at.
 # - Outcomes that are long past their window when they are committed, all in one transaction, are pruned by the passes that
 #   follow, and not ten minutes later: a scan that sees the end of a transaction and not its beginning.
 
@@ -65,6 +66,21 @@ $sql->(q{
 	SELECT idem_scope_set('brief', dedup_window => '1 ms'), idem_run_begin('alive', '1 hour');
 	SELECT idem_once('k', 'SELECT to_jsonb(1)', scope => 'brief', run => 'alive')});
 is(beside(q{CALL ask('k', 'brief', 'alive', 30000)}, (q{SELECT idem_run_begin('alive', '1 hour')}) x 2), '', 'a run that is begun again is seen alive');
+
+# --- signs of life --------------------------------------------------------------------------------------------------
+
+$sql->(q{
+	CREATE PROCEDURE touch(touched text, times int) LANGUAGE plpgsql AS $$
+		DECLARE told timestamptz; shown timestamptz;
+		BEGIN
+			FOR n IN 1 .. times LOOP
+				told := idem_run_touch(touched);
+				COMMIT;
+				SELECT over_at INTO shown FROM idempotency.runs WHERE run = touched;
+				IF shown < told THEN RAISE 'touch % was told %, and then shown %', n, told, shown; END IF;
+			END LOOP;
+		END $$});
+is(beside(q{CALL touch('alive', 20000)}, q{SELECT idem_sweep()}), '', 'a sign of life is not lost to a sweep');
 
 # --- pruning --------------------------------------------------------------------------------------------------------
 
