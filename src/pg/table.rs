@@ -94,7 +94,7 @@ pub enum Snapshot {
     Every,
     /// The statement's MVCC snapshot.
     Statement,
-    /// A fresh MVCC snapshot: transactions as a whole, but not what the current command wrote.
+    /// A fresh MVCC snapshot: of others whole transactions, and our own writes.
     Latest,
 }
 
